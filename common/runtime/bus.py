@@ -1,0 +1,121 @@
+"""The typed message bus: messages in, messages out, over any control transport.
+
+Encodes, decodes, and carries requests over the bus's payload limit in parts. A payload that cannot be
+read, or a handler that fails, is logged and counted and stops nobody. Knows nothing of what the
+messages mean.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+
+from common.errors import ControlTimeout, MessageInvalid, PayloadTooLarge
+from common.ids import IdSource, SystemIds
+from common.messages.codec import decode, encode
+from common.messages.subjects import Subjects
+from common.runtime.parts import Part, PartAck, PartRefused, Reassembly, is_part, pack, split, unpack
+from common.transport.control import ControlTransport, Incoming, Subscription
+
+T = TypeVar("T")
+Reply = Callable[[object], None]
+"""Answers the message at hand; may be called later, once. Without effect for a plain publish."""
+
+log = structlog.get_logger()
+
+
+class MessageBus:
+    """Publish, request and subscribe with message objects."""
+
+    def __init__(self, transport: ControlTransport, subjects: Subjects, ids: IdSource | None = None) -> None:
+        self.subjects = subjects
+        self.transport = transport
+        self.num_invalid = 0
+        """Payloads that were not a message of the kinds expected."""
+        self.num_handler_errors = 0
+        self._ids = ids or SystemIds()
+        self._reassembly = Reassembly()
+
+    @property
+    def connected(self) -> bool:
+        return self.transport.connected
+
+    def on_state(self, listener: Callable[[bool], None]) -> None:
+        """Call `listener(connected)` whenever the bus is lost or back."""
+        self.transport.on_state(listener)
+
+    def publish(self, subject: str, message: object) -> None:
+        """Send without an answer; may be lost. Raises PayloadTooLarge: the sender splits, not the bus."""
+        self.transport.publish(subject, encode(message))
+
+    async def request(self, subject: str, message: object, *replies: type[T], timeout_s: float) -> T:
+        """Send and wait for one answer, which is one of `replies`.
+
+        Raises NoResponders at once when nobody listens, ControlTimeout, ControlDisconnected, and
+        MessageInvalid for an answer of another kind. A message over the payload limit travels in parts
+        within the same `timeout_s`.
+        """
+        payload = encode(message)
+        if len(payload) > self.transport.max_payload:
+            payload = await self._send_parts(subject, payload, timeout_s)
+        else:
+            payload = await self.transport.request(subject, payload, timeout_s)
+        return decode(payload, *replies)
+
+    async def subscribe(
+        self, subject: str, handler: Callable[[T, Reply], None], *kinds: type[T], queue: str = ""
+    ) -> Subscription:
+        """Call `handler(message, reply)` for every message of `kinds`; it may only note down or enqueue."""
+
+        def receive(incoming: Incoming) -> None:
+            try:
+                self._receive(incoming, handler, kinds)
+            except MessageInvalid as error:
+                self.num_invalid += 1
+                log.warning("message_invalid", subject=incoming.subject, error=error.message)
+            except Exception:
+                self.num_handler_errors += 1
+                log.exception("handler_failed", subject=incoming.subject)
+
+        return await self.transport.subscribe(subject, receive, queue)
+
+    async def close(self) -> None:
+        await self.transport.close()
+
+    def _receive(
+        self, incoming: Incoming, handler: Callable[[T, Reply], None], kinds: tuple[type[T], ...]
+    ) -> None:
+        payload = incoming.payload
+        if is_part(payload):
+            part, data = unpack(payload)
+            outcome = self._reassembly.add(part, data, asyncio.get_running_loop().time())
+            if not isinstance(outcome, bytes):
+                self._reply(incoming, outcome)
+                return
+            payload = outcome
+        handler(decode(payload, *kinds), lambda answer: self._reply(incoming, answer))
+
+    def _reply(self, incoming: Incoming, answer: object) -> None:
+        payload = encode(answer)
+        if len(payload) > self.transport.max_payload:
+            log.error("reply_too_large", subject=incoming.subject, size=len(payload))
+            return
+        incoming.reply(payload)
+
+    async def _send_parts(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        pieces = split(payload, self.transport.max_payload)
+        message_id = self._ids.hex()
+        for index, piece in enumerate(pieces):
+            left = deadline - loop.time()
+            if left <= 0:
+                raise ControlTimeout(f"{index} of {len(pieces)} parts on {subject} within {timeout_s} s")
+            part = pack(Part(message_id, index, len(pieces)), piece)
+            answer = await self.transport.request(subject, part, left)
+            if index == len(pieces) - 1:
+                break
+            if isinstance(decode(answer, PartAck, PartRefused), PartRefused):
+                raise PayloadTooLarge(f"{subject} does not take a message of {len(payload)} bytes")
+        return answer
