@@ -7,7 +7,7 @@ messages mean.
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import structlog
 
@@ -18,7 +18,9 @@ from common.messages.subjects import Subjects
 from common.runtime.parts import Part, PartAck, PartRefused, Reassembly, is_part, pack, split, unpack
 from common.transport.control import ControlTransport, Incoming, Subscription
 
-T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 Reply = Callable[[object], None]
 """Answers the message at hand; may be called later, once. Without effect for a plain publish."""
 
@@ -49,7 +51,15 @@ class MessageBus:
         """Send without an answer; may be lost. Raises PayloadTooLarge: the sender splits, not the bus."""
         self.transport.publish(subject, encode(message))
 
-    async def request(self, subject: str, message: object, *replies: type[T], timeout_s: float) -> T:
+    @overload
+    async def request(self, subject: str, message: object, a: type[A], /, *, timeout_s: float) -> A: ...
+
+    @overload
+    async def request(
+        self, subject: str, message: object, a: type[A], b: type[B], /, *, timeout_s: float
+    ) -> A | B: ...
+
+    async def request(self, subject: str, message: object, *replies: type, timeout_s: float) -> object:
         """Send and wait for one answer, which is one of `replies`.
 
         Raises NoResponders at once when nobody listens, ControlTimeout, ControlDisconnected, and
@@ -63,8 +73,38 @@ class MessageBus:
             payload = await self.transport.request(subject, payload, timeout_s)
         return decode(payload, *replies)
 
+    @overload
     async def subscribe(
-        self, subject: str, handler: Callable[[T, Reply], None], *kinds: type[T], queue: str = ""
+        self, subject: str, handler: Callable[[A, Reply], None], a: type[A], /, *, queue: str = ""
+    ) -> Subscription: ...
+
+    @overload
+    async def subscribe(
+        self,
+        subject: str,
+        handler: Callable[[A | B, Reply], None],
+        a: type[A],
+        b: type[B],
+        /,
+        *,
+        queue: str = "",
+    ) -> Subscription: ...
+
+    @overload
+    async def subscribe(
+        self,
+        subject: str,
+        handler: Callable[[A | B | C, Reply], None],
+        a: type[A],
+        b: type[B],
+        c: type[C],
+        /,
+        *,
+        queue: str = "",
+    ) -> Subscription: ...
+
+    async def subscribe(
+        self, subject: str, handler: Callable[..., None], *kinds: type, queue: str = ""
     ) -> Subscription:
         """Call `handler(message, reply)` for every message of `kinds`; it may only note down or enqueue."""
 
@@ -83,9 +123,7 @@ class MessageBus:
     async def close(self) -> None:
         await self.transport.close()
 
-    def _receive(
-        self, incoming: Incoming, handler: Callable[[T, Reply], None], kinds: tuple[type[T], ...]
-    ) -> None:
+    def _receive(self, incoming: Incoming, handler: Callable[..., None], kinds: tuple[type, ...]) -> None:
         payload = incoming.payload
         if is_part(payload):
             part, data = unpack(payload)

@@ -17,12 +17,17 @@ class Deadlock(AssertionError):
     """Every task waits for something that nothing is going to do."""
 
 
-class VirtualLoop(asyncio.base_events.BaseEventLoop):
-    """Drop-in event loop whose `time()` is virtual seconds."""
+class Overtime(AssertionError):
+    """The virtual time limit has passed; periodic tasks would keep the loop going for ever."""
 
-    def __init__(self, start: float = 1000.0) -> None:
+
+class VirtualLoop(asyncio.base_events.BaseEventLoop):
+    """Drop-in event loop whose `time()` is virtual seconds, from `start` for at most `limit_s`."""
+
+    def __init__(self, limit_s: float, start: float = 1000.0) -> None:
         super().__init__()
         self._virtual_now = start
+        self._end: float | None = start + limit_s
         self._selector = _NoSelector(self._idle)
         self.failures: list[BaseException] = []
         """What callbacks and forgotten tasks raised; run_virtual raises it."""
@@ -43,6 +48,9 @@ class VirtualLoop(asyncio.base_events.BaseEventLoop):
         if timeout is None:
             raise Deadlock(f"nothing ready, no timer set\n{_where_tasks_stand(self)}")
         self._virtual_now += timeout
+        if self._end is not None and self._virtual_now > self._end:
+            self._end = None  # cancelled tasks may still need time to clean up
+            raise Overtime(f"not done within the limit\n{_where_tasks_stand(self)}")
         return []
 
     def _process_events(self, _events: list[Any]) -> None:
@@ -63,18 +71,13 @@ class _NoSelector:
 def run_virtual(main: Coroutine[Any, Any, T], *, limit_s: float = 3600.0) -> T:
     """Run `main` to its end in virtual time and return its result.
 
-    Raises TimeoutError after `limit_s` virtual seconds (periodic tasks keep a loop from being deadlocked),
-    Deadlock, and whatever a callback or an unwatched task raised meanwhile.
+    Raises Overtime after `limit_s` virtual seconds, Deadlock, and whatever a callback or an unwatched task
+    raised meanwhile.
     """
-
-    async def within_limit() -> T:
-        async with asyncio.timeout(limit_s):
-            return await main
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(limit_s)) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, VirtualLoop)
-        result = runner.run(within_limit())
+        result = runner.run(main)
     if loop.failures:
         raise loop.failures[0]
     return result
