@@ -1,0 +1,276 @@
+"""Every setting of every service: its name, default, limits and explanation, and where it may come from.
+
+A value comes from the command line (`--key`), else the environment (`GALLEY_KEY`, `__` for nesting), else
+a TOML file (`--config FILE`), else its default. One file or environment may serve a whole cluster: a key of
+another service is passed over there, a key of no service is an error. A table `[decode]` in the file
+holds for that role alone and wins over the top level. This module alone reads `os.environ`; it knows
+nothing of what the settings do.
+"""
+
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from typing_extensions import override
+
+from common import config_sources as sources
+from common.errors import ConfigError
+from common.messages.cluster import Role
+
+ENV_PREFIX = "GALLEY_"
+
+Topology = Literal["disaggregated", "chunked", "colocated"]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+PositiveInt = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+
+def parse_cores(spec: str) -> tuple[int, ...]:
+    """Core numbers of a list as `taskset -c` writes it: "0,2-4" is (0, 2, 3, 4); "" is ().
+
+    Raises ValueError for anything else.
+    """
+    cores: set[int] = set()
+    for part in filter(None, (piece.strip() for piece in spec.split(","))):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
+            raise ValueError(f"{part!r} is not a core or a range of cores; write them like 0,2-3")
+        cores.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(cores))
+
+
+def _checked_cores(spec: str) -> str:
+    parse_cores(spec)
+    return spec
+
+
+class ServiceSettings(BaseSettings):
+    """What every service has. Built by `load`, or directly from keywords in tests."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+    )
+    role: ClassVar[Role]
+
+    nats_url: str = Field("nats://127.0.0.1:4222", min_length=1, description="NATS servers, comma-separated")
+    cluster: Name = Field(
+        "default", description="name of the cluster; instances of one cluster see each other"
+    )
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    advertise_host: str = Field("", description="name by which others reach this host; else `host`")
+    port: Port = Field(0, description="HTTP port; 0 takes a free one")
+    instance: Name = Field(
+        "", validate_default=False, description="name of this instance, unique in the cluster"
+    )
+    beat_ms: int = Field(200, ge=20, le=1000, description="time between two beats, in ms")
+    drain_seconds: float = Field(
+        30, ge=0, le=3600, description="after SIGTERM, time for what is running to end, in s"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level logged")
+    secret: SecretStr = Field(
+        SecretStr(""), description="secret of the cluster: signs KV transfers; environment or file only"
+    )
+    announce_fd: int | None = Field(
+        None, ge=3, description="file descriptor that is told the service's address (for launchers)"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_the_instance(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return (
+            values if values.get("instance") else {**values, "instance": f"{cls.role}-{secrets.token_hex(3)}"}
+        )
+
+    @property
+    def nats_servers(self) -> list[str]:
+        return [server.strip() for server in self.nats_url.split(",") if server.strip()]
+
+    @property
+    def reachable_host(self) -> str:
+        """The host part of the addresses that this instance gives to others."""
+        wildcard = self.host in ("0.0.0.0", "::")
+        return self.advertise_host or (socket.gethostname() if wildcard else self.host)
+
+    @classmethod
+    @override
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Keywords only: a settings object built in a test does not depend on the environment."""
+        return (init_settings,)
+
+
+class ModelSettings(ServiceSettings):
+    """What has to be known to read the model's files: all but the router need it."""
+
+    model: str = Field(
+        "SmolLM2-135M-Instruct", min_length=1, description="checkpoint: a directory, a hub id, or the default"
+    )
+    served_model_name: str = Field("", description="name clients ask for; else the last part of `model`")
+    cache_dir: Path = Field(Path("~/.cache/galley"), description="where converted checkpoints are kept")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="arithmetic and KV type; auto takes the checkpoint's"
+    )
+    max_model_len: PositiveInt | None = Field(
+        None, description="longest prompt + output, in tokens; else the checkpoint's limit"
+    )
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients use."""
+        return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def cache_path(self) -> Path:
+        return self.cache_dir.expanduser()
+
+
+class UcxSettings(BaseModel):
+    """How UCX moves KV. Empty fields are chosen by the self-test at start."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tls: str = Field(default="", description="UCX transports, e.g. sm,tcp; else chosen at start")
+    rndv_thresh: str = Field(
+        default="", description="size from which UCX takes its rendezvous protocol, e.g. 8192 or inf"
+    )
+    rndv_scheme: str = Field(default="", description="rendezvous scheme, e.g. get_zcopy")
+    progress_mode: Literal["", "blocking", "polling", "thread", "thread-polling"] = Field(
+        default="", description="how UCX makes progress; else blocking"
+    )
+
+
+class EngineSettings(ModelSettings):
+    """What prefill and decode workers have in common."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
+    block_size: int = Field(16, ge=1, le=256, description="tokens in one KV block")
+    num_blocks: PositiveInt | None = Field(
+        None, description="KV blocks; else as many as memory_fraction allows"
+    )
+    memory_fraction: float = Field(
+        0.8, gt=0, le=1, description="share of free memory that the KV pool may take"
+    )
+    max_num_seqs: PositiveInt = Field(64, description="sequences in one step")
+    max_num_batched_tokens: PositiveInt = Field(2048, description="tokens in one step")
+    chunk_tokens: PositiveInt = Field(
+        256, description="prompt tokens of one sequence in one step, decodes first"
+    )
+    policy: Literal["prefill_first", "decode_first"] = Field(
+        "prefill_first", description="who goes first in a step: whole prompts, or decodes with prompt chunks"
+    )
+    threads: PositiveInt | None = Field(None, description="threads of the model; else one for each core")
+    cores: Annotated[str, AfterValidator(_checked_cores)] = Field(
+        "", description="cores to stay on, as taskset -c writes them: 0,2-3; empty is all"
+    )
+    kv_timeout_s: Seconds = Field(10, description="longest silence of a KV peer, in s")
+    require_transport: str = Field(
+        "", description="refuse to start unless KV travels over this, e.g. cuda_ipc"
+    )
+    ucx: UcxSettings = Field(UcxSettings(), description="UCX")
+
+    @model_validator(mode="after")
+    def _guard_open_ports(self) -> Self:
+        if self.host not in ("127.0.0.1", "localhost", "::1") and not self.secret.get_secret_value():
+            raise ValueError(f"set {ENV_PREFIX}SECRET: KV is offered beyond this machine on host {self.host}")
+        return self
+
+
+class PrefillSettings(EngineSettings):
+    role: ClassVar[Role] = "prefill"
+
+
+class DecodeSettings(EngineSettings):
+    role: ClassVar[Role] = "decode"
+
+    policy: Literal["prefill_first", "decode_first"] = Field(
+        "decode_first", description="who goes first in a step: whole prompts, or decodes with prompt chunks"
+    )
+
+
+class RouterSettings(ServiceSettings):
+    role: ClassVar[Role] = "router"
+
+    port: Port = Field(8001, description="HTTP port; 0 takes a free one")
+    topology: Topology = Field(
+        "disaggregated", description="who prefills: prefill workers, or decode workers"
+    )
+    routing_policy: Literal["least_tokens"] = Field("least_tokens", description="how an instance is chosen")
+    local_prefill_below_tokens: int = Field(
+        0, ge=0, description="shorter prompts go straight to a decode worker; 0 is none"
+    )
+    local_prefill_fallback: bool = Field(
+        False, description="let decode workers prefill while no prefill worker serves"
+    )
+
+
+class GatewaySettings(ModelSettings):
+    role: ClassVar[Role] = "gateway"
+
+    port: Port = Field(8000, description="HTTP port; 0 takes a free one")
+    request_timeout_s: Seconds = Field(600, description="longest life of a request, in s")
+    first_token_timeout_s: Seconds = Field(60, description="longest wait for the first token, in s")
+    max_attempts: int = Field(4, ge=1, le=100, description="how often one choice is started at most")
+    max_requests: PositiveInt = Field(4096, description="requests in flight; more are refused with 429")
+    max_body_bytes: PositiveInt = Field(16 * 2**20, description="longest HTTP body, in bytes")
+
+
+SERVICES: dict[Role, type[ServiceSettings]] = {
+    "router": RouterSettings,
+    "prefill": PrefillSettings,
+    "decode": DecodeSettings,
+    "gateway": GatewaySettings,
+}
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def load(cls: type[S], argv: Sequence[str]) -> S:
+    """The settings of a service started with `argv` (without the program's name).
+
+    `--help` prints every key and ends the process with 0; an unknown key or an impossible value is told in
+    one line on stderr and ends it with 2.
+    """
+    try:
+        return resolve(cls, argv)
+    except ConfigError as error:
+        sys.stderr.write(f"{cls.role}: {error.message}\n")
+        raise SystemExit(2) from None
+
+
+def resolve(cls: type[S], argv: Sequence[str]) -> S:
+    """Like `load`, for callers that start services. Raises ConfigError."""
+    elsewhere = frozenset(key for other in SERVICES.values() for key in sources.keys_of(other))
+    command_line, file = sources.parse_arguments(cls, cls.role, argv)
+    environment = {name: value for name, value in os.environ.items() if name.startswith(ENV_PREFIX) and value}
+    sources.check_environment(environment, ENV_PREFIX, elsewhere)
+    from_environment = EnvSettingsSource(cls)()
+    from_file = sources.read_file(cls, file, cls.role, frozenset(SERVICES), elsewhere) if file else {}
+    values = sources.merge(sources.merge(from_file, from_environment), command_line)
+    origins = (("--", command_line), (ENV_PREFIX, from_environment), (f"{file}: ", from_file))
+    try:
+        return cls(**values)
+    except ValidationError as error:
+        raise sources.explain(cls, error, origins) from None
+
+
+def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with `overrides` (full variable names), for a process to be started."""
+    return {**os.environ, **overrides}
