@@ -1,0 +1,43 @@
+"""Ending an attempt on another instance for certain: the abort is repeated until answered or moot.
+
+Knows nothing of what an attempt is.
+"""
+
+import asyncio
+
+from common.clock import Clock
+from common.errors import ControlDisconnected, ControlError, ControlTimeout, NoResponders
+from common.ids import InstanceRef
+from common.messages.generation import Abort, Accepted
+from common.messages.subjects import Subjects
+from common.routing.cluster_view import ClusterView
+from common.runtime.bus import MessageBus
+
+REPEAT_S = 0.5
+
+
+async def abort_until_answered(
+    bus: MessageBus,
+    subjects: Subjects,
+    view: ClusterView,
+    clock: Clock,
+    target: InstanceRef,
+    abort: Abort,
+) -> None:
+    """Send `abort` every 0.5 s until the target answers, is gone, or the request's time is over.
+
+    Never raises: when this returns, the target holds nothing of the attempt or soon notices by itself.
+    """
+    until = clock.now() + abort.time_left_s
+    while view.state(target) != "dead" and clock.now() < until:
+        try:
+            await bus.request(subjects.abort(target.instance), abort, Accepted, timeout_s=REPEAT_S)
+            return
+        except NoResponders:
+            return
+        except ControlTimeout:
+            continue
+        except ControlDisconnected:
+            await asyncio.sleep(REPEAT_S)
+        except ControlError:
+            return

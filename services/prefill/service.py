@@ -1,0 +1,309 @@
+"""The prefill worker: jobs in, first tokens out, and the KV handed over to a decode.
+
+Wires an engine whose sequences end after one token to a KV exporter. Decode is chosen when the engine
+starts a prompt, so that its chunks travel while the next ones are computed. Knows nothing of models,
+sockets and how a route is found.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal
+
+import structlog
+from common.engine.engine import Engine
+from common.engine.scheduler import StepOutput
+from common.kv.exporter import KVExporter
+
+from common.engine.sequence import Sequence
+from common.errors import ControlError, ControlTimeout, GalleyError, MessageInvalid, NoInstance, WorkerFailed
+from common.ids import InstanceRef, LeaseId, SequenceId
+from common.kv.block_pool import BlockPool
+from common.kv.wire import FinalResult, FirstToken
+from common.messages.cluster import LoadReport
+from common.messages.generation import (
+    Abort,
+    Accepted,
+    DecodeRoute,
+    DecodeRouteRequest,
+    Job,
+    Refused,
+    Rejected,
+)
+from common.messages.handoff import KVHandoff, KVSource, LeaseGrant
+from common.messages.stream import BoundItem, PrefillStats
+from common.runtime.items import finish_item, tokens_item
+from common.runtime.worker import Held, Worker
+
+log = structlog.get_logger()
+
+ROUTE_DECODE_S = 0.05
+"""How long the choice of a decode may take before the job's fallback is used (design.md 6)."""
+HANDOFF_ANSWER_S = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class Prefilling(Held):
+    """| stage    | lease | decode | leaves by                                             |
+    |----------|-------|--------|-------------------------------------------------------|
+    | queued   | none  | none   | started                                               |
+    | binding  | open  | none   | handoff accepted; or finished at the first token      |
+    | bound    | bound | set    | the reader's acknowledgement; or death of the decode  |
+
+    A job that can only yield one token stays without lease and decode. Any stage ends by abort, failure,
+    deadline. `decode` is set from the offer on, `bound` once it is accepted.
+    """
+
+    job: Job
+    seq: Sequence
+    received: float
+    started: float = 0.0
+    lease: LeaseId | None = None
+    decode: InstanceRef | None = None
+    bound: bool = False
+    binding: asyncio.Task[None] | None = None
+
+
+class PrefillService:
+    """A Worker's duty and an Engine's sink."""
+
+    def __init__(
+        self,
+        *,
+        worker: Worker,
+        pool: BlockPool,
+        exporter: KVExporter,
+        source: KVSource,
+        fingerprint: str,
+        max_model_len: int,
+        max_queued_tokens: int,
+    ) -> None:
+        self._worker = worker
+        self._pool = pool
+        self._exporter = exporter
+        self._source = source
+        self._fingerprint = fingerprint
+        self._max_model_len = max_model_len
+        self._max_queued_tokens = max_queued_tokens
+        self._engine: Engine
+        self._by_seq: dict[SequenceId, Prefilling] = {}
+        self._numbers = count(1)
+        self._ticked = asyncio.Event()
+
+    def attach(self, engine: Engine) -> None:
+        """The engine whose sink this is; before the first job."""
+        self._engine = engine
+
+    # --- duty -------------------------------------------------------------------------------------
+
+    def submit(self, job: Job) -> Refused | None:
+        if job.decode is None and not _one_token(job, self._max_model_len):
+            return Refused("invalid", "a prefill instance hands over, but the job names no decode")
+        queued = self._engine.scheduler.queued_tokens
+        tokens = [*job.prompt_ids, *job.output_ids]
+        if queued and queued + len(tokens) > self._max_queued_tokens:
+            return Refused("full", f"{queued} tokens are queued already")
+        now = self._worker.clock.now()
+        seq = Sequence(
+            id=SequenceId(next(self._numbers)),
+            key=job.key,
+            tokens=tokens,
+            num_prompt=len(job.prompt_ids),
+            sampling=job.sampling,
+            arrival=now - job.age_s,
+            deadline=now + job.time_left_s,
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+            hand_over=True,
+        )
+        try:
+            self._engine.add(seq)
+        except GalleyError as error:
+            return Refused("invalid", error.message)
+        held = Prefilling(job.key, job.gateway, seq.deadline, job, seq, now)
+        self._by_seq[seq.id] = held
+        self._worker.hold(held)
+        return None
+
+    def end(self, held: Held) -> None:
+        assert isinstance(held, Prefilling)
+        if self._by_seq.pop(held.seq.id, None):
+            self._engine.abort(held.seq.id)
+        if held.binding:
+            held.binding.cancel()
+        if held.lease is not None:
+            self._exporter.abort(held.lease)
+        if held.decode:
+            self._abort_decode(held, held.decode, "superseded")
+
+    def load(self) -> LoadReport:
+        scheduler = self._engine.scheduler
+        return LoadReport(
+            requests_queued=scheduler.num_waiting,
+            requests_running=scheduler.num_running,
+            queued_tokens=scheduler.queued_tokens,
+            running_tokens=scheduler.running_tokens,
+            free_blocks=self._pool.num_free,
+            step_ms=self._engine.last_step_ms,
+        )
+
+    def tick(self) -> None:
+        self._ticked.set()
+
+    def died(self, ref: InstanceRef) -> None:
+        self._exporter.reader_dead(ref)
+        for held in list(self._worker.held.values()):
+            if isinstance(held, Prefilling) and held.decode == ref:
+                held.decode = None
+                self._worker.fail(self, held, WorkerFailed(f"decode {ref.instance} died"))
+
+    # --- sink -------------------------------------------------------------------------------------
+
+    def started(self, seq: Sequence) -> None:
+        held = self._by_seq[seq.id]
+        held.started = self._worker.clock.now()
+        if _one_token(held.job, self._max_model_len):
+            self._worker.emit(held.gateway, BoundItem(held.key, None))
+            return
+        self._pool.retain(seq.blocks)
+        held.lease = self._exporter.start(
+            held.key, tuple(seq.blocks), len(seq.tokens), held.deadline, seq.num_cached
+        )
+        held.binding = self._worker.spawn(self._bind(held, held.lease))
+
+    def progressed(self, seq: Sequence) -> None:
+        held = self._by_seq.get(seq.id)
+        if held and held.lease is not None:
+            self._exporter.advance(held.lease, seq.num_computed)
+
+    def stepped(self, outputs: list[StepOutput]) -> None:
+        for output in outputs:
+            held = self._by_seq.pop(output.seq.id)
+            stats = self._stats(held)
+            self._worker.emit(held.gateway, tokens_item(output, stats))
+            if output.finish or held.lease is None:
+                self._worker.emit(held.gateway, finish_item(output))
+                self._worker.drop(held)
+                self.end(held)
+            else:
+                token = FirstToken(held.key.choice, output.token, output.logprobs)
+                result = FinalResult((token,), stats)
+                self._exporter.finish(held.lease, result)
+
+    def failed(self, seq: Sequence, error: GalleyError) -> None:
+        held = self._by_seq.pop(seq.id, None)
+        if held:
+            self._worker.fail(self, held, error)
+
+    def _stats(self, held: Prefilling) -> PrefillStats:
+        now, seq = self._worker.clock.now(), held.seq
+        queued = held.started - held.received
+        return PrefillStats(seq.num_cached, queued * 1e3, (now - held.started) * 1e3)
+
+    def lease_ended(self, held: Prefilling) -> None:
+        """The reader has everything: nothing is held here any more."""
+        self._worker.drop(held)
+
+    # --- handing over -----------------------------------------------------------------------------
+
+    async def _bind(self, held: Prefilling, lease: LeaseId) -> None:
+        """Find a decode that takes the handoff; while all are full, the KV waits here (design.md 4.6)."""
+        gone: list[InstanceRef] = []
+        full: list[InstanceRef] = []
+        while True:
+            decode = await self._choose(held, (*gone, *full))
+            if decode is None and not full:
+                self._worker.fail(self, held, NoInstance("no decode instance takes the request"))
+                return
+            if decode is None:
+                full.clear()
+                await self._next_tick()
+                continue
+            grant = self._exporter.bind(lease, decode)
+            held.decode = decode
+            answer = await self._offer(decode, self._handoff(held, grant))
+            if isinstance(answer, Accepted):
+                held.bound = True
+                self._worker.emit(held.gateway, BoundItem(held.key, decode))
+                return
+            held.decode = None
+            log.info("handoff not taken", key=held.key, decode=decode.instance, answer=answer)
+            if answer is None:
+                self._abort_decode(held, decode, "rebound")
+            (full if answer and answer.reason == "full" else gone).append(decode)
+
+    async def _choose(self, held: Prefilling, exclude: tuple[InstanceRef, ...]) -> InstanceRef | None:
+        """The router's choice; the job's fallback when no router answers in time."""
+        worker, fallback = self._worker, held.job.decode
+        request = DecodeRouteRequest(
+            held.key,
+            worker.me,
+            len(held.seq.tokens),
+            held.job.sampling.max_tokens - len(held.job.output_ids),
+            exclude,
+        )
+        try:
+            answer = await worker.bus.request(
+                worker.subjects.route_decode,
+                request,
+                DecodeRoute,
+                Rejected,
+                timeout_s=ROUTE_DECODE_S,
+            )
+        except (ControlError, MessageInvalid):
+            return fallback if fallback not in exclude else None
+        return answer.decode if isinstance(answer, DecodeRoute) else None
+
+    async def _offer(self, decode: InstanceRef, handoff: KVHandoff) -> Accepted | Refused | None:
+        """Offer twice, unchanged; None when nobody answered."""
+        worker = self._worker
+        for _ in range(2):
+            try:
+                return await worker.bus.request(
+                    worker.subjects.handoff(decode.instance),
+                    handoff,
+                    Accepted,
+                    Refused,
+                    timeout_s=HANDOFF_ANSWER_S,
+                )
+            except ControlTimeout:
+                continue
+            except (ControlError, MessageInvalid):
+                return None
+        return None
+
+    def _handoff(self, held: Prefilling, grant: LeaseGrant) -> KVHandoff:
+        job, now = held.job, self._worker.clock.now()
+        return KVHandoff(
+            key=held.key,
+            gateway=held.gateway,
+            prefill=self._worker.me,
+            grant=grant,
+            sources=(self._source,),
+            fingerprint=self._fingerprint,
+            prompt_ids=job.prompt_ids,
+            output_ids=job.output_ids,
+            sampling=job.sampling,
+            time_left_s=held.deadline - now,
+            age_s=now - held.seq.arrival,
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+            slo=job.slo,
+        )
+
+    def _abort_decode(
+        self, held: Prefilling, decode: InstanceRef, reason: Literal["superseded", "rebound"]
+    ) -> None:
+        left = held.deadline - self._worker.clock.now()
+        self._worker.abort_elsewhere(decode, Abort(held.key, max(left, 0.0), reason))
+
+    async def _next_tick(self) -> None:
+        """Until the next beat, when other instances' loads have had time to change."""
+        self._ticked.clear()
+        await self._ticked.wait()
+
+
+def _one_token(job: Job, max_model_len: int) -> bool:
+    """Whether the job ends at its next token whatever that is: then there is nothing to hand over."""
+    done = len(job.output_ids)
+    return job.sampling.max_tokens - done <= 1 or len(job.prompt_ids) + done + 1 >= max_model_len
