@@ -68,7 +68,7 @@ def parse_arguments(cls: type[BaseModel], role: str, argv: Sequence[str]) -> tup
     parser = _Parser(
         prog=f"python -m services.{role}",
         usage="%(prog)s [--config FILE] [--KEY VALUE ...]",
-        description=f"Galley's {role}. A key is taken from here, else GALLEY_KEY (GALLEY_UCX__TLS), else FILE.",
+        description=f"Galley's {role}. A key is taken from here, else GALLEY_KEY (GALLEY_UCX__TLS), or FILE.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )

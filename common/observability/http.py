@@ -1,0 +1,83 @@
+"""HTTP for every service: the probes `/healthz`, `/readyz`, `/metrics`, and a server with an owner.
+
+A service that has more to say adds routes to the app first. Knows nothing of what makes a service ready:
+it is told by a function.
+"""
+
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import orjson
+from aiohttp import web
+
+from common.errors import ConfigError
+from common.observability.metrics import CONTENT_TYPE, ServiceMetrics
+
+WhyNotReady = Callable[[], str]
+"""Says in a few words what a request would still have to wait for; "" when one can be served."""
+
+
+def add_probes(app: web.Application, metrics: ServiceMetrics, why_not_ready: WhyNotReady) -> None:
+    """Add `/healthz` (200 while alive), `/readyz` (200, or 503 with the reason) and `/metrics`."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        return json_response({"status": "alive"})
+
+    async def readyz(_: web.Request) -> web.Response:
+        reason = why_not_ready()
+        if reason:
+            return json_response({"status": "not ready", "reason": reason}, status=503)
+        return json_response({"status": "ready"})
+
+    async def exposition(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
+
+    app.add_routes(
+        [web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", exposition)]
+    )
+
+
+def json_response(body: object, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpServer:
+    """A listening server. `port` is the real one, also when 0 was asked for."""
+
+    runner: web.AppRunner
+    host: str
+    port: int
+
+    def url(self, host: str = "") -> str:
+        """`http://HOST:PORT`, by another name of this host if given."""
+        name = host or self.host
+        return f"http://[{name}]:{self.port}" if ":" in name else f"http://{name}:{self.port}"
+
+    async def close(self) -> None:
+        """Stop accepting, end what is still running, free the port. Idempotent."""
+        await self.runner.cleanup()
+
+
+async def serve_http(
+    app: web.Application, host: str, port: int, *, shutdown_timeout_s: float = 0.5
+) -> HttpServer:
+    """Listen on `host`:`port` (0 takes a free one). Raises ConfigError when that cannot be had.
+
+    `shutdown_timeout_s` is how long `close` waits for handlers; draining is the service's own business.
+    A handler is cancelled when its client goes away.
+    """
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=shutdown_timeout_s
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, host, port, backlog=1024)
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        taken = error.errno == errno.EADDRINUSE
+        reason = "another process listens there; give another port" if taken else error.strerror or str(error)
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}", param="port") from error
+    return HttpServer(runner, host, runner.addresses[0][1])
