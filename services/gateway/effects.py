@@ -1,0 +1,69 @@
+"""What the request's owner wants done: instructions as plain data, carried out by whoever drives it."""
+
+from dataclasses import dataclass
+
+from common.errors import GalleyError
+from common.ids import InstanceRef
+from common.messages.generation import Abort, Job, RouteRequest
+from common.messages.stream import FinishReason, PrefillStats, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class AskRoute:
+    """Ask a router; answer with on_route or on_route_failed."""
+
+    request: RouteRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SendJob:
+    """Offer the job to its worker; answer with on_job_answer or on_job_lost."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class SendAbort:
+    """Make sure that `target` ends the attempt; nothing is reported back."""
+
+    target: InstanceRef
+    abort: Abort
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """New output tokens of a choice, in order, each once. `logprobs` is empty or as long as `token_ids`."""
+
+    choice: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    prefill: PrefillStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The choice is complete; all its tokens were emitted before."""
+
+    choice: int
+    reason: FinishReason
+    stop_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """The choice cannot be completed."""
+
+    choice: int
+    error: GalleyError
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """A choice goes on elsewhere, for the log and the count; `num_tokens` of its output are kept."""
+
+    choice: int
+    cause: GalleyError
+    num_tokens: int
+
+
+Effect = AskRoute | SendJob | SendAbort | Emit | Finished | GaveUp | Migrated

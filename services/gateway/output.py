@@ -1,0 +1,52 @@
+"""The output tokens of one choice, put in order: frames may be repeated, lost and repaired, or overtaken.
+
+Pure. Knows nothing of attempts; the caller starts a new `expect` with each.
+"""
+
+from common.messages.stream import FinishItem, TokenLogprobs, TokensItem
+
+
+class OutputTokens:
+    """Contiguous output tokens from index 0, and items that came too early, at most `limit` tokens in all."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._early: dict[int, TokensItem] = {}
+        self._finish: FinishItem | None = None
+        self.ids: list[int] = []
+
+    def forget_early(self) -> None:
+        """What was received out of order belongs to an attempt that is over."""
+        self._early.clear()
+        self._finish = None
+
+    def add(self, item: TokensItem) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
+        """Token ids (and logprobs) that are new and in order now because of `item`."""
+        known = self._early.get(item.index)
+        if (known is None or len(item.token_ids) > len(known.token_ids)) and item.index < self._limit:
+            self._early[item.index] = item
+        ids: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        while (item_now := self._next_early()) is not None:
+            skip = len(self.ids) - item_now.index
+            fresh = item_now.token_ids[skip : skip + self._limit - len(self.ids)]
+            ids.extend(fresh)
+            logprobs.extend(item_now.logprobs[skip : skip + len(fresh)])
+            self.ids.extend(fresh)
+        return tuple(ids), tuple(logprobs) if len(logprobs) == len(ids) else ()
+
+    def end(self, item: FinishItem) -> None:
+        self._finish = item
+
+    @property
+    def finish(self) -> FinishItem | None:
+        """The finish, once every token that it counts is here."""
+        complete = self._finish is not None and len(self.ids) >= self._finish.num_tokens
+        return self._finish if complete else None
+
+    def _next_early(self) -> TokensItem | None:
+        """Take out an early item that starts no later than the next index wanted."""
+        if not self._early:
+            return None
+        index = min(self._early)
+        return self._early.pop(index) if index <= len(self.ids) else None

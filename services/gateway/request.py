@@ -1,0 +1,67 @@
+"""What a client asked for, once validated and tokenized, and what it gets back: plain data.
+
+Knows nothing of HTTP, JSON shapes and tokenizers.
+"""
+
+from dataclasses import dataclass
+
+from common.ids import RequestId
+from common.messages.generation import SLO, SamplingParams
+from common.messages.stream import FinishReason, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceSpec:
+    """One choice to generate. `prompt` numbers the client's prompts; n choices of one prompt share it."""
+
+    prompt: int
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One client request. Choice i of the answer is `choices[i]`.
+
+    `stop` are stop strings (text, matched by the gateway). `client_id` is the client's own X-Request-Id, a
+    label only.
+    """
+
+    request: RequestId
+    choices: tuple[ChoiceSpec, ...]
+    stop: tuple[str, ...] = ()
+    priority: int = 0
+    cache_salt: str = ""
+    slo: SLO | None = None
+    client_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One output token as a client may see it."""
+
+    id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new of one choice; `finish` is set on its last one, and only there.
+
+    `text` and `tokens` need not belong together: text that may still become a stop string or half a
+    character comes later than its token. The token that ended the choice (EOS, stop id) is in neither.
+    """
+
+    choice: int
+    text: str
+    tokens: tuple[Token, ...]
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts. Each prompt counts once, an ending EOS counts; `cached_tokens` were prefill's hits."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
