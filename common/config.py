@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from typing_extensions import override
 
 from common import config_sources as sources
+from common import model_files
 from common.errors import ConfigError
 from common.messages.cluster import Role
 
@@ -120,10 +121,10 @@ class ModelSettings(ServiceSettings):
     """What has to be known to read the model's files: all but the router need it."""
 
     model: str = Field(
-        "SmolLM2-135M-Instruct", min_length=1, description="checkpoint: a directory, a hub id, or the default"
+        model_files.DEFAULT_MODEL, min_length=1, description="checkpoint: a directory, a hub id, or default"
     )
     served_model_name: str = Field("", description="name clients ask for; else the last part of `model`")
-    cache_dir: Path = Field(Path("~/.cache/galley"), description="where converted checkpoints are kept")
+    cache_dir: Path = Field(model_files.DEFAULT_CACHE_DIR, description="where converted checkpoints are kept")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="arithmetic and KV type; auto takes the checkpoint's"
     )
@@ -134,7 +135,7 @@ class ModelSettings(ServiceSettings):
     @property
     def model_name(self) -> str:
         """The name that clients use."""
-        return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+        return self.served_model_name or model_files.served_name(self.model)
 
     @property
     def cache_path(self) -> Path:
