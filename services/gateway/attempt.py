@@ -4,11 +4,10 @@ Pure. Knows nothing of messages and tokens.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from common.ids import AttemptKey, InstanceRef
+from common.observability.timeline import Stage
 
-Stage = Literal["queued", "prefilling", "waiting_for_kv", "decoding"]
 STAGES: tuple[Stage, ...] = ("queued", "prefilling", "waiting_for_kv", "decoding")
 
 

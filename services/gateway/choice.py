@@ -28,7 +28,8 @@ from common.messages.stream import (
     FrameItem,
     TokensItem,
 )
-from services.gateway.attempt import Attempt, Stage
+from common.observability.timeline import Stage
+from services.gateway.attempt import Attempt
 from services.gateway.effects import AskRoute, Effect, Emit, Finished, GaveUp, Migrated, SendAbort, SendJob
 from services.gateway.exclusions import Exclusions
 from services.gateway.output import OutputTokens

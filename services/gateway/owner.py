@@ -11,7 +11,8 @@ from common.errors import DeadlineExceeded, GalleyError
 from common.ids import AttemptKey, InstanceRef
 from common.messages.generation import Refused, Rejected, Route
 from common.messages.stream import FrameItem
-from services.gateway.attempt import STAGES, Stage
+from common.observability.timeline import Stage
+from services.gateway.attempt import STAGES
 from services.gateway.choice import ChoiceLife, Envelope
 from services.gateway.effects import Effect, Emit, GaveUp
 from services.gateway.request import ChoiceSpec

@@ -1,0 +1,146 @@
+"""Text to tokens and back, with the checkpoint's own tokenizer and chat template; no torch.
+
+`Tokenizer` is what the gateway needs; `ModelTokenizer` is transformers' fast tokenizer behind it, and
+`TokenizerPool` runs the slow half of it in threads. Knows nothing of HTTP.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from common.errors import ConfigError, ContextLengthExceeded, InvalidRequest, Overloaded
+from services.gateway.token_bytes import token_bytes
+
+T = TypeVar("T")
+ChatMessages = Sequence[dict[str, Any]]
+"""Messages as chat templates read them: role, content and what else the client gave."""
+
+
+class Tokenizer(Protocol):
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        ...
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are never shown as text."""
+        ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_chat(self, messages: ChatMessages) -> list[int]:
+        """The prompt that asks for the assistant's next message. Raises InvalidRequest."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids` without special tokens; U+FFFD where bytes make no character."""
+        ...
+
+    def bytes_of(self, token: int) -> bytes:
+        """What the token stands for; a special token's name."""
+        ...
+
+
+class ModelTokenizer:
+    """The fast tokenizer in a model directory. Raises ConfigError when there is none."""
+
+    def __init__(self, directory: Path) -> None:
+        # Takes a second and is needed in the gateway's process alone.
+        from transformers import AutoTokenizer
+
+        try:
+            self._hf = AutoTokenizer.from_pretrained(directory, use_fast=True)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{directory} has no tokenizer that can be read: {error}") from error
+        if not self._hf.is_fast:
+            raise ConfigError(f"{directory} has no tokenizer.json; only fast tokenizers are served")
+        self._backend = self._hf.backend_tokenizer
+        added = self._hf.added_tokens_decoder
+        self.special_ids = frozenset(self._hf.all_special_ids) | {i for i, t in added.items() if t.special}
+        self.vocab_size = max(len(self._hf), self._hf.vocab_size)
+        self._added = frozenset(added)
+        self._byte_level = "ByteLevel" in repr(self._backend.decoder)
+        self._longest_token = max(len(piece) for piece in self._hf.get_vocab())
+
+    @property
+    def longest_token(self) -> int:
+        """No token stands for more characters than this."""
+        return self._longest_token
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=True).ids
+        return ids
+
+    def encode_chat(self, messages: ChatMessages) -> list[int]:
+        if not self._hf.chat_template:
+            raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
+        from jinja2 import TemplateError
+
+        try:
+            text = self._hf.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self._backend.decode(ids, skip_special_tokens=True)
+        return text
+
+    def bytes_of(self, token: int) -> bytes:
+        piece: str | None = self._backend.id_to_token(token)
+        if piece is None:
+            return b""
+        return piece.encode() if token in self._added else token_bytes(piece, byte_level=self._byte_level)
+
+
+class TokenizerPool:
+    """Runs tokenizing in `threads` threads; at most `max_waiting` calls wait, more are refused."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, max_model_len: int, *, threads: int = 2, max_waiting: int = 1024
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self._max_waiting = max_waiting
+        self._waiting = 0
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        longest = getattr(tokenizer, "longest_token", None)
+        self._max_chars = max_model_len * longest if longest else None
+
+    async def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Raises ContextLengthExceeded, without tokenizing, for a text that cannot possibly fit."""
+        for text in texts:
+            if self._max_chars is not None and len(text) > self._max_chars:
+                raise too_long(f"{len(text)} characters", self.max_model_len, "prompt")
+        return await self._run(lambda: [self.tokenizer.encode(text) for text in texts])
+
+    async def encode_chat(self, messages: ChatMessages) -> list[int]:
+        """Like `encode`. Raises InvalidRequest when the template refuses the messages."""
+        chars = sum(len(m["content"]) for m in messages if isinstance(m.get("content"), str))
+        if self._max_chars is not None and chars > self._max_chars:
+            raise too_long(f"{chars} characters", self.max_model_len, "messages")
+        return await self._run(lambda: self.tokenizer.encode_chat(messages))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        if self._waiting >= self._max_waiting:
+            raise Overloaded("too many requests are being tokenized", retry_after_s=1.0)
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._waiting -= 1
+
+
+def too_long(what: str, max_model_len: int, param: str) -> ContextLengthExceeded:
+    return ContextLengthExceeded(
+        f"this model's context is {max_model_len} tokens, and the prompt has {what}; shorten it", param=param
+    )
