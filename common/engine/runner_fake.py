@@ -19,7 +19,6 @@ from common.kv.layout import KVLayout
 from common.messages.generation import SamplingParams
 from common.messages.stream import TokenLogprobs
 
-
 TINY_LAYOUT = KVLayout(kv_heads=1, num_layers=1, block_size=16, head_dim=2, dtype="float32")
 """16 bytes per token, 256 per block."""
 
