@@ -1,0 +1,1 @@
+"""Measurements of a running Galley: `python -m bench` lists them."""
