@@ -1,0 +1,132 @@
+"""Routing rules per topology, and how load spreads under them."""
+
+import pytest
+
+from common.clock import VirtualClock
+from common.ids import AttemptKey, InstanceId, InstanceRef, RequestId
+from common.messages.cluster import LoadReport, WorkerBeat
+from common.messages.generation import DecodeRoute, DecodeRouteRequest, Rejected, Route, RouteRequest
+from common.routing.cluster_view import ClusterView
+from common.routing.policies import POLICIES, LeastTokens
+from common.routing.rules import RequestRouter, RoutingRules
+from tests.support.fleet import ref, worker_beat
+
+KEY = AttemptKey(RequestId("r"), 1, 0)
+P1 = worker_beat("p1", "prefill")
+D1 = worker_beat("d1")
+D2 = worker_beat("d2")
+
+
+def router(rules: RoutingRules, *beats: WorkerBeat) -> RequestRouter:
+    view = ClusterView(VirtualClock())
+    for beat in beats:
+        view.observe(beat)
+    return RequestRouter(view, LeastTokens(), rules)
+
+
+def asked(tokens: int = 100, exclude: tuple[InstanceRef, ...] = ()) -> RouteRequest:
+    return RouteRequest(KEY, InstanceId("g1"), tokens, 16, exclude)
+
+
+def asked_decode(
+    prefill: str = "p1", tokens: int = 100, exclude: tuple[InstanceRef, ...] = ()
+) -> DecodeRouteRequest:
+    return DecodeRouteRequest(KEY, ref(prefill), tokens, 16, exclude)
+
+
+def reason(answer: Route | DecodeRoute | Rejected) -> str:
+    assert isinstance(answer, Rejected), answer
+    assert answer.retry_after_s > 0
+    return answer.reason
+
+
+def test_disaggregated_gives_a_prefill_and_a_fallback_decode() -> None:
+    assert router(RoutingRules(), P1, D1).route(asked()) == Route(ref("p1"), ref("d1"))
+
+
+@pytest.mark.parametrize("topology", ["chunked", "colocated"])
+def test_the_others_give_a_decode_that_does_it_all(topology: str) -> None:
+    rules = RoutingRules(topology=topology)  # type: ignore[arg-type]
+    assert router(rules, P1, D1).route(asked()) == Route(ref("d1"), None)
+    assert reason(router(rules, P1).route(asked())) == "no_decode"
+
+
+def test_short_prompts_may_stay_with_decode() -> None:
+    rules = RoutingRules(local_prefill_below_tokens=50)
+    assert router(rules, P1, D1).route(asked(49)) == Route(ref("d1"), None)
+    assert router(rules, P1, D1).route(asked(50)) == Route(ref("p1"), ref("d1"))
+    assert router(rules, D1).route(asked(49)) == Route(ref("d1"), None)
+
+
+def test_without_prefill_it_is_refused_or_falls_back() -> None:
+    assert reason(router(RoutingRules(), D1).route(asked())) == "no_prefill"
+    rules = RoutingRules(local_prefill_fallback=True)
+    assert router(rules, D1).route(asked()) == Route(ref("d1"), None)
+    assert router(rules, P1, D1).route(asked()) == Route(ref("p1"), ref("d1"))
+
+
+def test_without_decode_it_is_refused() -> None:
+    assert reason(router(RoutingRules(), P1).route(asked())) == "no_decode"
+    assert reason(router(RoutingRules(), P1).route_decode(asked_decode())) == "no_decode"
+
+
+def test_the_excluded_are_never_chosen() -> None:
+    assert router(RoutingRules(), P1, D1, D2).route(asked(exclude=(ref("d1"),))) == Route(
+        ref("p1"), ref("d2")
+    )
+    assert reason(router(RoutingRules(), P1, D1).route(asked(exclude=(ref("p1"),)))) == "no_prefill"
+    assert router(RoutingRules(), P1, D1, D2).route_decode(asked_decode(exclude=(ref("d1"),))) == DecodeRoute(
+        ref("d2")
+    )
+
+
+def test_only_equal_fingerprints_are_paired() -> None:
+    old = worker_beat("p0", "prefill", fingerprint="old")
+    other = worker_beat("d0", fingerprint="other")
+    assert router(RoutingRules(), old, P1, other, D1).route(asked()) == Route(ref("p1"), ref("d1"))
+    assert router(RoutingRules(), old, P1, other, D1).route_decode(asked_decode()) == DecodeRoute(ref("d1"))
+    assert reason(router(RoutingRules(), old, D1).route(asked())) == "no_decode"
+    assert reason(router(RoutingRules(), old, D1).route_decode(asked_decode("p0"))) == "no_decode"
+
+
+def test_a_prefill_that_the_router_does_not_know_gets_no_decode() -> None:
+    assert reason(router(RoutingRules(), D1).route_decode(asked_decode())) == "no_decode"
+
+
+def test_prompts_that_fit_nowhere_are_too_long() -> None:
+    small = worker_beat("d0", num_blocks=2, block_size=16)
+    assert router(RoutingRules(), P1, D1).route(asked(999)) == Route(ref("p1"), ref("d1"))
+    assert reason(router(RoutingRules(), P1, D1).route(asked(1000))) == "too_long"
+    assert router(RoutingRules(), P1, small, D1).route(asked(32)) == Route(ref("p1"), ref("d1"))
+    assert router(RoutingRules(), P1, small, D1).route(asked(31)) == Route(ref("p1"), ref("d0"))
+    assert reason(router(RoutingRules(), P1, small).route(asked(32))) == "too_long"
+
+
+def test_the_least_loaded_is_chosen_by_tokens() -> None:
+    queued = worker_beat("p1", "prefill", load=LoadReport(queued_tokens=500, requests_queued=1))
+    many = worker_beat("p2", "prefill", load=LoadReport(queued_tokens=400, requests_queued=9))
+    assert router(RoutingRules(), queued, many, D1).route(asked()) == Route(ref("p2"), ref("d1"))
+
+
+def test_assignments_spread_a_burst_between_two_beats() -> None:
+    fleet = [worker_beat(f"p{n}", "prefill") for n in range(4)] + [worker_beat(f"d{n}") for n in range(5)]
+    one = router(RoutingRules(), *fleet)
+    prefills = [
+        answer.worker for answer in (one.route(asked(500)) for _ in range(40)) if isinstance(answer, Route)
+    ]
+    assert {prefills.count(ref(f"p{n}")) for n in range(4)} == {10}
+    decodes = [one.route_decode(asked_decode("p0")) for _ in range(50)]
+    assert {decodes.count(DecodeRoute(ref(f"d{n}"))) for n in range(5)} == {10}
+
+
+def test_an_idle_fleet_takes_turns() -> None:
+    view = ClusterView(VirtualClock())
+    one = RequestRouter(view, POLICIES["least_tokens"](), RoutingRules(topology="chunked"))
+    chosen = []
+    for _ in range(6):
+        for name in ("d1", "d2", "d3"):
+            view.observe(worker_beat(name))  # each has finished its last request
+        answer = one.route(asked())
+        assert isinstance(answer, Route)
+        chosen.append(answer.worker.instance)
+    assert chosen == ["d1", "d2", "d3"] * 2
