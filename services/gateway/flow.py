@@ -1,0 +1,162 @@
+"""One request while it runs: the owner's decisions turned into text for the reader, and its end.
+
+Synchronous, on the event loop. What has to be asked of others goes to the `Errands` it is given. Knows
+nothing of the bus, HTTP and waiting.
+"""
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from common.clock import Clock
+from common.errors import GalleyError, Overloaded
+from common.ids import InstanceRef
+from common.messages.stream import FrameItem, PrefillStats, TokensItem
+from services.gateway.choice_text import ChoiceText
+from services.gateway.effects import AskRoute, Effect, Emit, Finished, GaveUp, Migrated, SendAbort, SendJob
+from services.gateway.owner import RequestOwner
+from services.gateway.recording import RequestRecord
+from services.gateway.reply import Reply
+from services.gateway.request import Delta, Generation, Usage
+
+AbortCause = Literal["client", "deadline", "slow_reader", "shutdown"]
+
+
+class Errands(Protocol):
+    """Carries out what a request wants of others; answers come back through the flow's `feed`."""
+
+    def ask_route(self, flow: "RequestFlow", effect: AskRoute) -> None: ...
+
+    def send_job(self, flow: "RequestFlow", effect: SendJob) -> None: ...
+
+    def send_abort(self, effect: SendAbort) -> None: ...
+
+
+class RequestFlow:
+    """Joins owner, text, reply and record of one request. `feed` takes what the owner decided."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        owner: RequestOwner,
+        texts: list[ChoiceText],
+        record: RequestRecord,
+        errands: Errands,
+        clock: Clock,
+        *,
+        retire: Callable[["RequestFlow"], None],
+        max_waiting: int,
+    ) -> None:
+        self.generation = generation
+        self.owner = owner
+        self.record = record
+        self.reply = Reply(
+            max_waiting * len(texts),
+            on_overflow=lambda: self.abort("slow_reader"),
+            on_close=lambda: self.abort("client"),
+        )
+        self._texts = texts
+        self._errands = errands
+        self._retire = retire
+        self._clock = clock
+        self._cached: dict[int, int] = {}
+        """Per choice: tokens of its prompt that its first prefill found cached."""
+        self._over = False
+
+    def start(self) -> None:
+        self.feed(self.owner.start())
+
+    def item(self, source: InstanceRef, item: FrameItem) -> None:
+        """An item of a frame; what is old or strange changes nothing."""
+        plain = isinstance(item, TokensItem) and self.record.stage == "decoding"
+        self.feed(self.owner.on_item(source, item), moved=not plain)
+
+    def feed(self, effects: list[Effect], *, moved: bool = True) -> None:
+        """Carry out what the owner decided; `moved` says that the request's stage may have changed."""
+        for effect in effects:
+            self._perform(effect)
+        if self._over:
+            return
+        if self.owner.done:
+            self._close(self.owner.error, "")
+        elif moved:
+            self.record.enter(self.owner.stage, self._clock.now())
+
+    def time(self) -> None:
+        """One of the deadlines may have passed."""
+        for effect in self.owner.on_time():
+            self._perform(effect)
+        if self.owner.done and not self._over:
+            self._close(self.owner.error, "deadline")
+
+    def abort(self, cause: AbortCause, error: GalleyError | None = None) -> None:
+        """End the request for a reason outside of it; the reader gets `error` if it still reads."""
+        if self._over:
+            return
+        for effect in self.owner.end("client"):
+            self._perform(effect)
+        if cause == "slow_reader":
+            self.reply.lose(Overloaded("the reader of this stream is too slow"))
+        self._close(error, cause)
+
+    @property
+    def usage(self) -> Usage:
+        prompts: dict[int, int] = {}
+        cached: dict[int, int] = {}
+        for index, spec in enumerate(self.generation.choices):
+            prompts[spec.prompt] = len(spec.prompt_ids)
+            if (found := self._cached.get(index)) is not None:
+                cached[spec.prompt] = min(cached.get(spec.prompt, found), found)
+        completion = sum(text.num_tokens for text in self._texts)
+        return Usage(sum(prompts.values()), completion, sum(cached.values()))
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Emit():
+                self._emit(effect)
+            case Finished():
+                self._finish(effect)
+            case AskRoute():
+                self._errands.ask_route(self, effect)
+            case SendJob():
+                self._errands.send_job(self, effect)
+            case SendAbort():
+                self._errands.send_abort(effect)
+            case Migrated():
+                self.record.migrated(effect.choice, effect.num_tokens, effect.cause)
+            case GaveUp():
+                pass  # the owner keeps the error
+
+    def _emit(self, effect: Emit) -> None:
+        if effect.prefill is not None:
+            self._note_prefill(effect.choice, effect.prefill)
+        text = self._texts[effect.choice]
+        if not effect.token_ids or text.stopped:
+            return
+        self.record.tokens(len(effect.token_ids), self._clock.now())
+        delta = text.push(effect.token_ids, effect.logprobs)
+        if delta.text or delta.tokens or delta.finish:
+            self.reply.put(delta)
+        if delta.finish is not None:
+            for ending in self.owner.end_choice(effect.choice, "stop"):
+                self._perform(ending)
+
+    def _finish(self, effect: Finished) -> None:
+        text = self._texts[effect.choice]
+        if text.stopped:
+            return  # a stop string ended it before, and said so
+        rest = text.flush()
+        self.reply.put(Delta(effect.choice, rest, (), "stop" if text.stopped else effect.reason))
+
+    def _note_prefill(self, choice: int, stats: PrefillStats) -> None:
+        prompt = len(self.generation.choices[choice].prompt_ids)
+        self._cached.setdefault(choice, min(stats.cached_tokens, prompt))
+
+    def _close(self, error: GalleyError | None, aborted: str) -> None:
+        self._over = True
+        self.reply.usage = self.usage
+        if error is not None:
+            self.reply.fail(error)
+        else:
+            self.reply.end()
+        self.record.close(self._clock.now(), self.usage, self.owner.num_attempts, error, aborted)
+        self._retire(self)

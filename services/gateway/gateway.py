@@ -1,0 +1,313 @@
+"""The gateway without HTTP: takes generations, gives replies, and knows which workers are alive.
+
+Runs on any event loop, a virtual-time one included, over any MessageBus. Knows nothing of OpenAI's shapes
+and of text prompts.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from functools import partial
+
+import structlog
+
+from common.clock import Clock
+from common.config import GatewaySettings
+from common.errors import Cancelled, ContextLengthExceeded, NoInstance, Overloaded
+from common.ids import IdSource, InstanceId, InstanceRef, RequestId
+from common.messages.cluster import MESSAGE_VERSION, Beat, GatewayBeat, InstanceInfo, RouterBeat, WorkerBeat
+from common.messages.generation import Abort
+from common.messages.stream import Frame, Resend
+from common.observability.metrics import GatewayMetrics
+from common.observability.timeline import RequestTimeline, Stage
+from common.routing.cluster_view import ClusterView, pairable
+from common.runtime.bus import MessageBus
+from common.runtime.bus import Reply as Answer
+from common.runtime.heartbeat import Heartbeat
+from services.gateway.attempt import STAGES
+from services.gateway.choice import Envelope
+from services.gateway.choice_text import ChoiceText
+from services.gateway.dispatch import Dispatcher
+from services.gateway.effects import SendAbort
+from services.gateway.flow import RequestFlow
+from services.gateway.intake import FrameIntake
+from services.gateway.liveness import Liveness
+from services.gateway.owner import RequestOwner
+from services.gateway.recent import RecentRequests
+from services.gateway.recording import RequestRecord
+from services.gateway.reply import Reply
+from services.gateway.request import Generation
+from services.gateway.tokenizing import Tokenizer
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a gateway allows. Times in seconds; `max_waiting` is deltas per choice that nobody has read."""
+
+    request_timeout_s: float = 600.0
+    first_token_timeout_s: float = 60.0
+    max_attempts: int = 4
+    max_requests: int = 4096
+    max_waiting: int = 1024
+    beat_s: float = 0.2
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> "Limits":
+        return cls(
+            request_timeout_s=settings.request_timeout_s,
+            first_token_timeout_s=settings.first_token_timeout_s,
+            max_attempts=settings.max_attempts,
+            max_requests=settings.max_requests,
+            beat_s=settings.beat_ms / 1000,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What the gateway knows of the model: how tokens read, which end a text, how long one may get."""
+
+    tokenizer: Tokenizer
+    eos_ids: frozenset[int]
+    max_model_len: int
+    model: str
+
+
+class Gateway:
+    """`run` serves until cancelled and owns all tasks; `submit` starts a request at any time meanwhile.
+
+    `ref.instance` must be unique to this process (see `unique_ref`): frames are numbered per gateway id.
+    """
+
+    def __init__(
+        self,
+        *,
+        ref: InstanceRef,
+        bus: MessageBus,
+        clock: Clock,
+        ids: IdSource,
+        vocabulary: Vocabulary,
+        limits: Limits,
+        metrics: GatewayMetrics,
+        http_url: str = "",
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.view = ClusterView(clock)
+        self.metrics = metrics
+        self.ids = ids
+        self.draining = False
+        self.info = InstanceInfo(
+            ref, "gateway", (MESSAGE_VERSION, MESSAGE_VERSION), http_url, model=vocabulary.model
+        )
+        self._bus = bus
+        self._clock = clock
+        self._limits = limits
+        self._flows: dict[RequestId, RequestFlow] = {}
+        self._timers: dict[RequestId, asyncio.TimerHandle] = {}
+        self._recent = RecentRequests()
+        self._intake = FrameIntake()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._idle = asyncio.Event()
+        self._dispatcher = Dispatcher(bus, self.view, clock, self._spawn)
+        self._liveness = Liveness(bus, self.view, clock, ref.instance)
+        self._mirror_gauges()
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def new_request_id(self) -> RequestId:
+        return RequestId(self.ids.hex(12))
+
+    def submit(self, generation: Generation) -> Reply:
+        """Start a request. Close the reply when it is not read to its end.
+
+        Raises Overloaded, NoInstance (draining, not connected) and ContextLengthExceeded at once.
+        """
+        self._admit(generation)
+        now = self._clock.now()
+        envelope = Envelope(
+            request=generation.request,
+            gateway=self.info.ref.instance,
+            arrival=now,
+            deadline=now + self._limits.request_timeout_s,
+            max_attempts=self._limits.max_attempts,
+            eos_ids=self.vocabulary.eos_ids,
+            priority=generation.priority,
+            cache_salt=generation.cache_salt,
+            slo=generation.slo,
+        )
+        owner = RequestOwner(
+            generation.choices,
+            envelope,
+            first_token_timeout_s=self._limits.first_token_timeout_s,
+            clock=self._clock,
+        )
+        record = RequestRecord(generation, RequestTimeline(now), self.metrics)
+        flow = RequestFlow(
+            generation,
+            owner,
+            self._texts(generation),
+            record,
+            self._dispatcher,
+            self._clock,
+            retire=self._retire,
+            max_waiting=self._limits.max_waiting,
+        )
+        self._flows[generation.request] = flow
+        self._arm(flow)
+        flow.start()
+        return flow.reply
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._flows)
+
+    def why_not_ready(self) -> str:
+        """What a request would have to wait for; "" when one can be served."""
+        if self.draining:
+            return "draining"
+        if not self._bus.connected:
+            return "the message bus is not connected"
+        if not self.view.instances("router"):
+            return "no router serves"
+        decodes = self.view.instances("decode")
+        if not decodes:
+            return "no decode instance serves"
+        prefills = [instance for instance in self.view.all() if instance.info.role == "prefill"]
+        alive = self.view.instances("prefill")
+        if prefills and not any(pairable(p.info, d.info) for p in alive for d in decodes):
+            return "no prefill instance serves that a decode instance can be paired with"
+        return ""
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until cancelled; the caller drains first. What is still running then is ended."""
+        subjects = self._bus.subjects
+        heartbeat = Heartbeat(self._bus, self._beat, self._limits.beat_s)
+        self._bus.on_state(self.view.on_bus_state)
+        self._bus.on_state(self._liveness.on_bus_state)
+        self._bus.on_state(lambda connected: self.metrics.control_connected.set(connected))
+        self.metrics.control_connected.set(self._bus.connected)
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            await self._bus.subscribe(subjects.stream(self.info.ref.instance), self._on_frame, Frame)
+            await self._bus.subscribe(subjects.beat, self._on_beat, WorkerBeat, GatewayBeat, RouterBeat)
+            await heartbeat.run()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new requests and wait until none is running, or end what is after `timeout_s`."""
+        self.draining = True
+        self.info = replace(self.info, draining=True)
+        self._idle.clear()
+        if self._flows:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._idle.wait()
+            except TimeoutError:
+                log.warning("drain_timed_out", requests=len(self._flows))
+        for flow in list(self._flows.values()):
+            flow.abort("shutdown", Cancelled("the gateway is shutting down"))
+
+    # --- what arrives -----------------------------------------------------------------------------
+
+    def _on_frame(self, frame: Frame, _answer: Answer) -> None:
+        if not self._intake.take(frame):
+            return
+        source = InstanceRef(frame.instance, frame.incarnation)
+        for item in frame.items:
+            flow = self._flows.get(item.key.request)
+            if flow is not None:
+                flow.item(source, item)
+            elif item.key.request not in self._recent:
+                abort = Abort(item.key, self._limits.request_timeout_s, "not_owned")
+                self._dispatcher.send_abort(SendAbort(source, abort))
+
+    def _on_beat(self, beat: Beat, _answer: Answer) -> None:
+        self.view.observe(beat)
+        if not isinstance(beat, WorkerBeat):
+            return
+        ref, me = beat.info.ref, self.info.ref.instance
+        for gateway, last in beat.last_frames:
+            if gateway == me and (missing := self._intake.missing(ref, last)):
+                self.metrics.frames_missed.inc(len(missing))
+                resend = Resend(me, ref.incarnation, missing)
+                self._bus.publish(self._bus.subjects.resend(ref.instance), resend)
+
+    def _beat(self) -> Beat:
+        for ref in self.view.deaths(self._clock.now()):
+            log.warning("instance_dead", instance=ref.instance, incarnation=ref.incarnation)
+            for flow in list(self._flows.values()):
+                flow.feed(flow.owner.on_death(ref))
+        if needed := {ref for flow in self._flows.values() for ref in flow.owner.workers}:
+            for probe in self._liveness.probes(needed):
+                self._spawn(probe)
+        return GatewayBeat(self.info, self._intake.received())
+
+    # --- helpers ----------------------------------------------------------------------------------
+
+    def _admit(self, generation: Generation) -> None:
+        if self.draining:
+            raise NoInstance("this gateway is shutting down", retry_after_s=1.0)
+        if not self._bus.connected or self._tasks is None:
+            raise NoInstance("the gateway is not connected to the cluster", retry_after_s=1.0)
+        if len(self._flows) >= self._limits.max_requests:
+            raise Overloaded("too many requests are in flight", retry_after_s=1.0)
+        for spec in generation.choices:
+            if len(spec.prompt_ids) + spec.sampling.max_tokens > self.vocabulary.max_model_len:
+                raise ContextLengthExceeded("prompt and max_tokens are over the model's context")
+
+    def _texts(self, generation: Generation) -> list[ChoiceText]:
+        tokenizer = self.vocabulary.tokenizer
+        texts = []
+        for index, spec in enumerate(generation.choices):
+            ending = frozenset(spec.sampling.stop_token_ids)
+            if not spec.sampling.ignore_eos:
+                ending |= self.vocabulary.eos_ids
+            special = tokenizer.special_ids
+            texts.append(ChoiceText(index, tokenizer.decode, special, ending, generation.stop))
+        return texts
+
+    def _arm(self, flow: RequestFlow) -> None:
+        left = max(0.001, flow.owner.next_deadline - self._clock.now())
+        request = flow.generation.request
+        self._timers[request] = asyncio.get_running_loop().call_later(left, self._on_time, flow)
+
+    def _on_time(self, flow: RequestFlow) -> None:
+        flow.time()
+        if flow.generation.request in self._flows:
+            self._arm(flow)
+
+    def _retire(self, flow: RequestFlow) -> None:
+        request = flow.generation.request
+        del self._flows[request]
+        self._timers.pop(request).cancel()
+        self._recent.add(request)
+        if not self._flows:
+            self._idle.set()
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        if self._tasks is None:
+            work.close()
+            return
+        self._tasks.create_task(work)
+
+    def _mirror_gauges(self) -> None:
+        metrics = self.metrics
+        metrics.requests_in_flight.set_function(lambda: len(self._flows))
+        gauges = (
+            metrics.requests_queued,
+            metrics.requests_prefilling,
+            metrics.requests_waiting_for_kv,
+            metrics.requests_decoding,
+        )
+        for stage, gauge in zip(STAGES, gauges, strict=True):
+            gauge.set_function(partial(self._num_in, stage))
+
+    def _num_in(self, stage: Stage) -> int:
+        return sum(flow.record.stage == stage for flow in self._flows.values())
+
+
+def unique_ref(ref: InstanceRef) -> InstanceRef:
+    """A gateway's id on the bus, which no other process ever has: its name and its incarnation."""
+    return InstanceRef(InstanceId(f"{ref.instance[:55]}-{ref.incarnation[:8]}"), ref.incarnation)

@@ -1,0 +1,87 @@
+"""What a request yields, between the gateway that fills it and the one reader that empties it.
+
+Bounded: a reader that falls behind loses the request, not the gateway its memory. Knows nothing of HTTP.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Self
+
+from common.errors import Cancelled, GalleyError
+from services.gateway.request import Delta, Usage
+
+Batch = list[Delta]
+
+
+class Reply:
+    """Async iterator over batches: everything that arrived since the last one, in order.
+
+    | state | event             | next                                                                |
+    |-------|-------------------|---------------------------------------------------------------------|
+    | open  | put               | open; ended by `on_overflow` when more than `limit` deltas wait     |
+    | open  | end, fail         | ended: what waits is still read, then StopAsyncIteration or the error |
+    | open  | close (by reader) | ended: `on_close` is called                                         |
+    | ended | any               | ended                                                               |
+    """
+
+    def __init__(self, limit: int, *, on_overflow: Callable[[], None], on_close: Callable[[], None]) -> None:
+        self.usage = Usage(0, 0, 0)
+        """Counts so far; complete once the iteration has ended."""
+        self._limit = limit
+        self._on_overflow = on_overflow
+        self._on_close = on_close
+        self._waiting: Batch = []
+        self._error: GalleyError | None = None
+        self._ended = False
+        self._news = asyncio.Event()
+        self.on_lost: Callable[[], None] | None = None
+        """Called when the reader was too slow: it may hang in a write that only this can end."""
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def put(self, delta: Delta) -> None:
+        if self._ended:
+            return
+        self._waiting.append(delta)
+        self._news.set()
+        if len(self._waiting) > self._limit:
+            self._on_overflow()
+
+    def end(self) -> None:
+        self._ended = True
+        self._news.set()
+
+    def fail(self, error: GalleyError) -> None:
+        if not self._ended:
+            self._error = error
+            self.end()
+
+    def lose(self, error: GalleyError) -> None:
+        """The reader is too slow: drop what it has not read and wake it wherever it hangs."""
+        self._waiting.clear()
+        self.fail(error)
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def close(self) -> None:
+        """The reader goes away; what is still running for it is aborted. Idempotent."""
+        if not self._ended:
+            self._on_close()
+            self.fail(Cancelled("the reader went away"))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        """Raises the error that ended the request, after everything that came before it."""
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()  # the request's deadline ends it
+        batch, self._waiting = self._waiting, []
+        return batch
