@@ -9,7 +9,6 @@ from common.clock import Clock
 from common.errors import ControlDisconnected, ControlError, ControlTimeout, NoResponders
 from common.ids import InstanceRef
 from common.messages.generation import Abort, Accepted
-from common.messages.subjects import Subjects
 from common.routing.cluster_view import ClusterView
 from common.runtime.bus import MessageBus
 
@@ -18,7 +17,6 @@ REPEAT_S = 0.5
 
 async def abort_until_answered(
     bus: MessageBus,
-    subjects: Subjects,
     view: ClusterView,
     clock: Clock,
     target: InstanceRef,
@@ -31,7 +29,7 @@ async def abort_until_answered(
     until = clock.now() + abort.time_left_s
     while view.state(target) != "dead" and clock.now() < until:
         try:
-            await bus.request(subjects.abort(target.instance), abort, Accepted, timeout_s=REPEAT_S)
+            await bus.request(bus.subjects.abort(target.instance), abort, Accepted, timeout_s=REPEAT_S)
             return
         except NoResponders:
             return

@@ -11,6 +11,7 @@ def tokens_item(output: StepOutput, prefill: PrefillStats | None = None) -> Toke
 
 
 def finish_item(output: StepOutput) -> FinishItem:
-    """The item for a sequence's last token, whose `finish` is set."""
+    """The item for a sequence's last token, whose `finish` is set; only an EOS or stop id makes it "stop"."""
     assert output.finish is not None
-    return FinishItem(output.seq.key, output.finish, output.index + 1, output.stop_token)
+    stop_token = output.token if output.finish == "stop" else None
+    return FinishItem(output.seq.key, output.finish, output.index + 1, stop_token)

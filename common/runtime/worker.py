@@ -14,14 +14,14 @@ import structlog
 from common.clock import Clock
 from common.errors import DeadlineExceeded, GalleyError, WorkerFailed
 from common.ids import AttemptKey, InstanceId, InstanceRef
-from common.messages.cluster import Beat, GatewayBeat, InstanceInfo, LoadReport, RouterBeat, WorkerBeat
+from common.messages.cluster import GatewayBeat, InstanceInfo, LoadReport, RouterBeat, WorkerBeat
 from common.messages.generation import Abort, Accepted, Job, Refused
 from common.messages.stream import FailedItem, FrameItem, Resend
-from common.messages.subjects import Subjects
 from common.routing.cluster_view import ClusterView
 from common.runtime.aborts import abort_until_answered
 from common.runtime.attempts import AttemptTable
 from common.runtime.bus import MessageBus, Reply
+from common.runtime.heartbeat import Heartbeat
 from common.runtime.outbox import Outbox
 
 log = structlog.get_logger()
@@ -65,14 +65,13 @@ class Worker:
         self,
         *,
         bus: MessageBus,
-        subjects: Subjects,
         clock: Clock,
         info: InstanceInfo,
         view: ClusterView,
         beat_s: float,
     ) -> None:
         self.bus = bus
-        self.subjects = subjects
+        self.subjects = bus.subjects
         self.clock = clock
         self.view = view
         self.info = info
@@ -80,6 +79,7 @@ class Worker:
         self.attempts = AttemptTable(clock)
         self._beat_s = beat_s
         self._outbox = Outbox(info.ref)
+        bus.on_state(view.on_bus_state)
         self._flush_due = False
         self._tasks: asyncio.TaskGroup | None = None
         self._emptied = asyncio.Event()
@@ -139,7 +139,7 @@ class Worker:
             self.bus.publish(self.subjects.stream(gateway), frame)
 
     def abort_elsewhere(self, target: InstanceRef, abort: Abort) -> None:
-        self.spawn(abort_until_answered(self.bus, self.subjects, self.view, self.clock, target, abort))
+        self.spawn(abort_until_answered(self.bus, self.view, self.clock, target, abort))
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run `work` as long as the worker runs. It must not raise: an error ends the worker."""
@@ -169,7 +169,7 @@ class Worker:
                 for frame in self._outbox.kept(resend.gateway, resend.numbers):
                     self.bus.publish(subs.stream(resend.gateway), frame)
 
-        def on_beat(beat: Beat, _: Reply) -> None:
+        def on_beat(beat: WorkerBeat | GatewayBeat | RouterBeat, _: Reply) -> None:
             self.view.observe(beat)
             if isinstance(beat, GatewayBeat):
                 for ref, number in beat.received:
@@ -184,12 +184,14 @@ class Worker:
                 await self.bus.subscribe(subs.resend(name), on_resend, Resend),
                 await self.bus.subscribe(subs.beat, on_beat, WorkerBeat, GatewayBeat, RouterBeat),
             ]
-            beating = tasks.create_task(self._beat_on(duty))
+            heart = Heartbeat(self.bus, lambda: self._beat(duty), self._beat_s)
+            background = [tasks.create_task(heart.run()), tasks.create_task(self._watch(duty))]
             await stopping.wait()
             for held in list(self.held.values()):
                 self.fail(duty, held, WorkerFailed(f"{name} is stopping"))
             self._flush()
-            beating.cancel()
+            for task in background:
+                task.cancel()
             for subscription in subscriptions:
                 await subscription.unsubscribe()
         self._tasks = None
@@ -204,13 +206,14 @@ class Worker:
             except TimeoutError:
                 log.warning("drain timed out", held=len(self.held))
 
-    async def _beat_on(self, duty: Duty) -> None:
+    def _beat(self, duty: Duty) -> WorkerBeat:
+        return WorkerBeat(self.info, duty.load(), self._outbox.last_numbers())
+
+    async def _watch(self, duty: Duty) -> None:
         while True:
-            beat = WorkerBeat(self.info, duty.load(), self._outbox.last_numbers())
-            self.bus.publish(self.subjects.beat, beat)
+            await asyncio.sleep(self._beat_s)
             self._notice(duty)
             duty.tick()
-            await asyncio.sleep(self._beat_s)
 
     def _notice(self, duty: Duty) -> None:
         """What silence and time have ended since the last beat."""

@@ -5,14 +5,15 @@ Wires a KV importer and an engine. Knows nothing of models, sockets and routing.
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import count
 
 import structlog
-from common.engine.engine import Engine
-from common.engine.scheduler import StepOutput
 from common.kv.importer import KVImporter
 
+from common.engine.engine import Engine
+from common.engine.scheduler import StepOutput
 from common.engine.sequence import Sequence
 from common.errors import GalleyError, KVTransferError
 from common.ids import BlockId, InstanceRef, SequenceId
@@ -238,7 +239,7 @@ class DecodeService:
     def progressed(self, seq: Sequence) -> None:
         """Nobody waits for the KV of a decode."""
 
-    def stepped(self, outputs: list[StepOutput]) -> None:
+    def stepped(self, outputs: Seq[StepOutput]) -> None:
         for output in outputs:
             held = self._by_seq[output.seq.id]
             self._worker.emit(held.gateway, tokens_item(output, self._stats(held, output)))

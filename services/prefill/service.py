@@ -6,15 +6,16 @@ sockets and how a route is found.
 """
 
 import asyncio
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
 import structlog
-from common.engine.engine import Engine
-from common.engine.scheduler import StepOutput
 from common.kv.exporter import KVExporter
 
+from common.engine.engine import Engine
+from common.engine.scheduler import StepOutput
 from common.engine.sequence import Sequence
 from common.errors import ControlError, ControlTimeout, GalleyError, MessageInvalid, NoInstance, WorkerFailed
 from common.ids import InstanceRef, LeaseId, SequenceId
@@ -176,7 +177,7 @@ class PrefillService:
         if held and held.lease is not None:
             self._exporter.advance(held.lease, seq.num_computed)
 
-    def stepped(self, outputs: list[StepOutput]) -> None:
+    def stepped(self, outputs: Seq[StepOutput]) -> None:
         for output in outputs:
             held = self._by_seq.pop(output.seq.id)
             stats = self._stats(held)
