@@ -1,0 +1,273 @@
+"""Attention of one packed batch over a paged, block-major KV pool, in plain torch.
+
+The pool is `[num_blocks, kv_heads, num_layers, 2, block_size, head_dim]`. A step packs all rows of a plan
+into one token axis; everything about it that is equal for all layers (where to write, which blocks to
+gather, masks) is computed once. Knows nothing of models, of sampling and of who owns a block.
+"""
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from common.engine.runner import PlanRow
+from common.kv.layout import KVLayout
+
+_MAX_PADDING: Final = 2
+_MIN_PADDED_BLOCKS: Final = 16
+
+
+class PagedPool:
+    """The pool tensor and its two views: tokens of a layer for writing, blocks of a layer for gathering."""
+
+    def __init__(self, tensor: Tensor, layout: KVLayout) -> None:
+        self.tensor = tensor
+        self.layout = layout
+        self._runs = tensor.view(-1, layout.block_size * layout.head_dim)
+        self._keys = [tensor[:, :, layer, 0] for layer in range(layout.num_layers)]
+        self._values = [tensor[:, :, layer, 1] for layer in range(layout.num_layers)]
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensor.device
+
+    def write(self, layer: int, blocks: Tensor, offsets: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store `[tokens, kv_heads, head_dim]` at (blocks[i], offsets[i])."""
+        self._keys[layer][blocks, :, offsets] = key
+        self._values[layer][blocks, :, offsets] = value
+
+    def runs(self, tables: Tensor) -> Tensor:
+        """Indices for `gather`: of a block table `[rows, blocks]`, flat over (2, rows, heads, blocks)."""
+        heads, layers = self.layout.kv_heads, self.layout.num_layers
+        head = torch.arange(heads, device=tables.device)[None, :, None]
+        keys = (tables[:, None, :] * heads + head) * (2 * layers)
+        return torch.stack((keys, keys + 1)).flatten()
+
+    def gather(self, layer: int, runs: Tensor, rows: int, out: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[rows, kv_heads, tokens, head_dim]` of whole blocks, copied into `out`."""
+        torch.index_select(self._runs[2 * layer :], 0, runs, out=out)
+        both = out.view(2, rows, self.layout.kv_heads, -1, self.layout.head_dim)
+        return both[0], both[1]
+
+    def clear(self, blocks: Tensor) -> None:
+        """Zero whole blocks, all layers."""
+        self.tensor.index_fill_(0, blocks, 0)
+
+
+@dataclass(slots=True)
+class _Part:
+    """Rows of the batch that attend together: one prefill chunk, or decode rows of similar length.
+
+    `first` is the packed index of the first query; `rows` x `queries` query tokens, each row's last one at
+    position lengths[row] - 1. `runs` is None when keys and values are exactly the queries' own.
+    """
+
+    first: int
+    rows: int
+    queries: int
+    lengths: Tensor
+    capacity: int
+    runs: Tensor | None
+    masks: dict[int | None, Tensor | None] = field(default_factory=dict)
+
+    def mask(self, window: int | None) -> Tensor | None:
+        """Bool `[rows, 1, queries, capacity]`, causal and aligned to the bottom right; None: all visible."""
+        if window not in self.masks:
+            self.masks[window] = self._make_mask(window)
+        return self.masks[window]
+
+    def _make_mask(self, window: int | None) -> Tensor | None:
+        device = self.lengths.device
+        key = torch.arange(self.capacity, device=device)
+        query = self.lengths[:, None] - self.queries + torch.arange(self.queries, device=device)
+        visible = key <= query[:, :, None]
+        if window is not None:
+            visible &= key > query[:, :, None] - window
+        elif self.queries == 1 and bool(visible.all()):
+            return None
+        return visible[:, None]
+
+
+class PagedStep:
+    """What the attention function needs to know about one step; built once, used by every layer.
+
+    Rows are packed prefills first, then decodes by length, so that decode rows of similar length attend
+    in one call with little padding. `order` gives the packed rows as indices into the plan's rows.
+    """
+
+    def __init__(self, pool: PagedPool, rows: Seq[PlanRow]) -> None:
+        self._pool = pool
+        self.order = sorted(range(len(rows)), key=lambda i: (rows[i].count == 1, rows[i].start))
+        packed = [rows[i] for i in self.order]
+        self.ends = list(accumulate(row.count for row in packed))
+        device = pool.device
+        positions = torch.cat([torch.arange(row.start, row.start + row.count) for row in packed])
+        tokens = [token for row in packed for token in row.tokens[row.start : row.start + row.count]]
+        blocks = torch.cat([_block_of_token(row, pool.layout.block_size) for row in packed])
+        self.input_ids = torch.tensor(tokens).to(device)[None]
+        self.position_ids = positions.to(device)[None]
+        self._blocks = blocks.to(device)
+        self._offsets = (positions % pool.layout.block_size).to(device)
+        self._parts = self._make_parts(packed)
+        self._workspace = self._make_workspace()
+        self._clear_begun_blocks(packed)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """Write the new keys and values, then attend.
+
+        `query` is `[heads, tokens, head_dim]`, `key` and `value` `[kv_heads, tokens, head_dim]`; the answer
+        is `[tokens, heads, head_dim]`. A query sees at most the last `window` positions, itself included.
+        """
+        self._pool.write(layer, self._blocks, self._offsets, key.transpose(0, 1), value.transpose(0, 1))
+        outputs = []
+        for part in self._parts:
+            span = slice(part.first, part.first + part.rows * part.queries)
+            q = query[:, span].reshape(len(query), part.rows, part.queries, -1).transpose(0, 1)
+            if part.runs is None:
+                k, v = key[None, :, span], value[None, :, span]
+            else:
+                k, v = self._pool.gather(layer, part.runs, part.rows, self._workspace[: len(part.runs)])
+            causal = part.runs is None and (window is None or window >= part.queries) and part.queries > 1
+            mask = None if causal else part.mask(window)
+            out = _attention(q, k, v, mask, causal=causal, scaling=scaling, softcap=softcap)
+            outputs.append(out.transpose(1, 2).flatten(0, 1))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _make_parts(self, packed: Seq[PlanRow]) -> list[_Part]:
+        parts: list[_Part] = []
+        group: list[PlanRow] = []
+        first = 0
+        for row in packed:
+            alone = row.count > 1
+            if group and (alone or self._pads_too_much(group[0], row)):
+                parts.append(self._make_part(first, group))
+                first += len(group)
+                group = []
+            if alone:
+                parts.append(self._make_part(first, [row]))
+                first += row.count
+            else:
+                group.append(row)
+        if group:
+            parts.append(self._make_part(first, group))
+        return parts
+
+    def _pads_too_much(self, shortest: PlanRow, row: PlanRow) -> bool:
+        blocks = self._pool.layout.blocks_for
+        wanted = blocks(row.start + row.count)
+        return wanted > max(_MIN_PADDED_BLOCKS, _MAX_PADDING * blocks(shortest.start + shortest.count))
+
+    def _make_part(self, first: int, rows: Seq[PlanRow]) -> _Part:
+        layout, device = self._pool.layout, self._pool.device
+        lengths = [row.start + row.count for row in rows]
+        queries = rows[0].count
+        own = queries > 1 and rows[0].start == 0
+        width = layout.blocks_for(max(lengths))
+        runs = None
+        if not own:
+            # Padding repeats the row's first block: its content is masked, but must be finite.
+            tables = [
+                _padded(row.blocks[: layout.blocks_for(n)], width)
+                for row, n in zip(rows, lengths, strict=True)
+            ]
+            runs = self._pool.runs(torch.tensor(tables).to(device))
+        capacity = queries if own else width * layout.block_size
+        return _Part(first, len(rows), queries, torch.tensor(lengths).to(device), capacity, runs)
+
+    def _make_workspace(self) -> Tensor:
+        """One buffer for the blocks gathered by any part in any layer: fresh memory is slow to touch."""
+        size = max((len(part.runs) for part in self._parts if part.runs is not None), default=0)
+        layout = self._pool.layout
+        return self._pool.tensor.new_empty(size, layout.block_size * layout.head_dim)
+
+    def _clear_begun_blocks(self, packed: Seq[PlanRow]) -> None:
+        """Zero the blocks this step begins and does not fill.
+
+        Their unwritten slots are gathered and masked, and zero weight times a stale NaN would still be NaN.
+        """
+        size = self._pool.layout.block_size
+        begun = [
+            row.blocks[end // size]
+            for row in packed
+            if (end := row.start + row.count) % size and row.start <= end // size * size
+        ]
+        if begun:
+            self._pool.clear(torch.tensor(begun).to(self._pool.device))
+
+
+def _block_of_token(row: PlanRow, block_size: int) -> Tensor:
+    """The pool block that holds each of the row's new tokens, `[count]`."""
+    begin, end = row.start // block_size, -(-(row.start + row.count) // block_size)
+    blocks = torch.tensor(row.blocks[begin:end]).repeat_interleave(block_size)
+    skip = row.start - begin * block_size
+    return blocks[skip : skip + row.count]
+
+
+def _padded(blocks: Seq[int], width: int) -> list[int]:
+    return [*blocks, *([blocks[0]] * (width - len(blocks)))]
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    scaling: float | None,
+    softcap: float | None,
+) -> Tensor:
+    """Grouped-query attention: `[rows, heads, queries, head_dim]` over `[rows, kv_heads, keys, head_dim]`."""
+    if softcap is not None:
+        return _soft_capped(query, key, value, mask, causal=causal, scaling=scaling, softcap=softcap)
+    rows, heads, queries, head_dim = query.shape
+    kv_heads = key.shape[1]
+    if queries == 1 and kv_heads < heads:
+        # The heads that share keys become queries of one head: no copy of the keys per head.
+        grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
+        out = scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
+        return out.reshape(rows, heads, 1, head_dim)
+    gqa = kv_heads < heads
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=gqa
+    )
+
+
+def _soft_capped(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    scaling: float | None,
+    softcap: float,
+) -> Tensor:
+    """Gemma 2's attention: scores pass through softcap * tanh(score / softcap) before the softmax."""
+    rows, heads, queries, head_dim = query.shape
+    kv_heads, keys = key.shape[1], key.shape[2]
+    grouped = query.reshape(rows, kv_heads, heads // kv_heads, queries, head_dim)
+    scale = 1.0 / math.sqrt(head_dim) if scaling is None else scaling
+    scores = (grouped @ key[:, :, None].transpose(-1, -2)).float() * scale
+    scores = torch.tanh(scores / softcap) * softcap
+    if causal:
+        mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()[None, None]
+    if mask is not None:
+        scores = scores.masked_fill(~mask[:, :, None], float("-inf"))
+    weights = torch.softmax(scores, dim=-1).to(value.dtype)
+    return (weights @ value[:, :, None]).reshape(rows, heads, queries, head_dim)

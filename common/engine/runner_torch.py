@@ -1,0 +1,186 @@
+"""The ModelRunner that computes: a transformers model over a paged KV pool, on CPU or CUDA, eagerly.
+
+Knows nothing of scheduling; a plan comes in, KV is written to the pool, sampled tokens come out.
+"""
+
+import mmap
+import time
+from pathlib import Path
+from typing import Final
+
+import structlog
+import torch
+from torch import Tensor
+
+from common import model_files
+from common.engine.attention import PagedPool, PagedStep
+from common.engine.capacity import CPU_POOL_LIMIT, available_memory, num_blocks_for
+from common.engine.loading import LoadedModel, load_model, torch_dtype
+from common.engine.runner import BatchPlan, PlanRow, StepResult
+from common.engine.sampler import sample
+from common.errors import ConfigError, StepFailed
+from common.ids import BlockId, SequenceId
+from common.kv.layout import KVLayout
+from common.messages.generation import SamplingParams
+from common.transport.kv import Buffer
+
+_log = structlog.get_logger()
+
+_WARM_UP_ROWS: Final = 8
+
+
+class TorchRunner:
+    """Executes plans with the model in `directory`; implements ModelRunner.
+
+    `num_blocks` None takes `memory_fraction` of the free memory, but on CPUs no more than 4 GiB, and
+    nowhere more than `max_num_seqs` sequences of `max_model_len` tokens could use. On CPUs the pool's pages
+    come into being when first written. Not thread-safe: construct it anywhere, then call it in one thread.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        dtype: str = "auto",
+        device: str = "cpu",
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        memory_fraction: float = 0.8,
+        max_num_seqs: int = 64,
+        max_model_len: int | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """Load weights, check the architecture, make the pool. Raises UnsupportedModel, ConfigError."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        begin = time.monotonic()
+        self._max_model_len = _context(directory, max_model_len)
+        self._eos = model_files.eos_token_ids(directory)
+        self._model = load_model(directory, dtype, device)
+        self._weights = f"{model_files.weights_fingerprint(directory)}-{self._model.dtype}"
+        self._layout = _layout_of(self._model, block_size)
+        if num_blocks is None:
+            num_blocks = num_blocks_for(
+                self._layout,
+                available_memory() if device == "cpu" else torch.cuda.mem_get_info(device)[0],
+                memory_fraction=memory_fraction,
+                max_num_seqs=max_num_seqs,
+                max_model_len=self._max_model_len,
+                limit=CPU_POOL_LIMIT if device == "cpu" else 1 << 62,
+            )
+        self._pool = PagedPool(_allocate(self._layout, num_blocks, device), self._layout)
+        self._buffer = TorchKVBuffer(self._pool.tensor, self._layout)
+        _log.info(
+            "model loaded",
+            model=directory.name,
+            dtype=self._model.dtype,
+            num_blocks=num_blocks,
+            pool_mib=num_blocks * self._layout.block_bytes >> 20,
+            seconds=round(time.monotonic() - begin, 2),
+        )
+
+    @property
+    def layout(self) -> KVLayout:
+        return self._layout
+
+    @property
+    def buffer(self) -> "TorchKVBuffer":
+        return self._buffer
+
+    @property
+    def max_model_len(self) -> int:
+        return self._max_model_len
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._eos
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.vocab_size
+
+    @property
+    def weights_fingerprint(self) -> str:
+        return self._weights
+
+    @torch.inference_mode()
+    def execute(self, plan: BatchPlan) -> StepResult:
+        """One forward pass over all rows, then sampling. Raises StepFailed."""
+        try:
+            step = PagedStep(self._pool, plan.rows)
+            packed = [plan.rows[i] for i in step.order]
+            sampled = [(end - 1, row) for end, row in zip(step.ends, packed, strict=True) if row.sample]
+            wanted = torch.tensor([last for last, _ in sampled], dtype=torch.long, device=self._pool.device)
+            rows = [row for _, row in sampled]
+            logits = self._model.logits(step, wanted)
+            tokens = sample(logits, rows, self._eos) if rows else []
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise StepFailed(f"step {plan.step}: {error}") from error
+        return StepResult(plan.step, {row.seq: token for row, token in zip(rows, tokens, strict=True)})
+
+    def warm_up(self) -> float:
+        """Run a prefill and a small decode batch, so that the first request does not pay for first times.
+
+        Writes to block 0, so call it before anything owns a block. Returns the seconds it took.
+        """
+        begin = time.monotonic()
+        length = min(
+            4 * self._layout.block_size, self._layout.block_size * self.buffer.num_blocks, self._max_model_len
+        )
+        blocks = tuple(BlockId(b) for b in range(self._layout.blocks_for(length)))
+        tokens = [0] * length
+        sampling = SamplingParams(max_tokens=1, seed=0)
+
+        def row(number: int, start: int, count: int) -> PlanRow:
+            return PlanRow(SequenceId(number), tokens, start, count, length, blocks, True, 0, sampling)
+
+        self.execute(BatchPlan(0, (row(0, 0, length - 1),)))
+        for size in (1, _WARM_UP_ROWS):
+            self.execute(BatchPlan(0, tuple(row(i, length - 1, 1) for i in range(size))))
+        self._pool.clear(torch.tensor(blocks, device=self._pool.device))
+        return time.monotonic() - begin
+
+
+class TorchKVBuffer:
+    """The pool as raw blocks: numpy rows on CPU, uint8 tensors with a CUDA array interface on a GPU."""
+
+    def __init__(self, pool: Tensor, layout: KVLayout) -> None:
+        rows = pool.view(torch.uint8).view(len(pool), layout.block_bytes)
+        self._rows: Tensor | object = rows.numpy() if pool.device.type == "cpu" else rows
+        self._num_blocks = len(pool)
+        self._block_bytes = layout.block_bytes
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    @property
+    def block_bytes(self) -> int:
+        return self._block_bytes
+
+    def block(self, block: BlockId) -> Buffer:
+        """The writable memory of one block: `block_bytes` contiguous bytes, no copy."""
+        return self._rows[block]  # type: ignore[index]
+
+
+def _context(directory: Path, wanted: int | None) -> int:
+    """The configured length, if the model allows it. Raises ConfigError."""
+    if wanted is None:
+        return model_files.max_model_len(directory)
+    allowed = model_files.max_model_len(directory)
+    if not 2 <= wanted <= allowed:
+        raise ConfigError(f"max_model_len: {wanted} is not between 2 and the model's own {allowed}")
+    return wanted
+
+
+def _layout_of(model: LoadedModel, block_size: int) -> KVLayout:
+    return KVLayout(model.kv_heads, model.num_layers, block_size, model.head_dim, model.dtype)
+
+
+def _allocate(layout: KVLayout, num_blocks: int, device: str) -> Tensor:
+    """The zeroed pool tensor. On CPUs from anonymous memory, which is zero without being touched."""
+    shape, dtype = layout.pool_shape(num_blocks), torch_dtype(layout.dtype)
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, num_blocks * layout.block_bytes)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,0 +1,189 @@
+"""From logits to tokens, as a pure function of (logits, tokens so far, sampling parameters).
+
+token = argmax over allowed tokens of logit / temperature + Gumbel noise, the noise a counter hash of
+(seed, choice, position, token id): no generator state exists, so a request can move between workers and
+batches and keep its stream (the Gumbel-max trick, Gumbel 1954; design.md 4.5). Knows nothing of models.
+"""
+
+import math
+from collections.abc import Sequence as Seq
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from common.engine.runner import PlanRow, SampledToken
+from common.errors import StepFailed
+from common.messages.generation import SamplingParams
+from common.messages.stream import TokenLogprobs
+
+GREEDY_BELOW: Final = 1e-5
+"""Temperatures under this are greedy: dividing by them would leave float32's range."""
+
+_MASK32: Final = 0xFFFFFFFF
+_MASK64: Final = 0xFFFFFFFFFFFFFFFF
+_MANY: Final = 1024
+_UNIT: Final = 2.0**-32
+
+
+def sample(logits: Tensor, rows: Seq[PlanRow], eos_token_ids: Seq[int]) -> list[SampledToken]:
+    """One token for each row of float32 `logits` `[rows, vocab]`, which stay as they are.
+
+    Ties go to the lowest id. Log probabilities are those of the model's own distribution, before bias,
+    penalties, temperature and cuts. Raises StepFailed when a row's logits are not numbers.
+    """
+    if bool(logits.amax(-1).isnan().any()):
+        raise StepFailed("the model's logits are not numbers")
+    scores = logits
+    if any(_is_adjusted(row, eos_token_ids) for row in rows):
+        scores = logits.clone()
+        for index, row in enumerate(rows):
+            _adjust(scores[index], row, eos_token_ids)
+    drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= GREEDY_BELOW]
+    if drawn:
+        noisy = _with_noise(scores[drawn], [rows[i] for i in drawn])
+        scores = scores.index_copy(0, torch.tensor(drawn, device=logits.device), noisy)
+    tokens = [int(token) for token in scores.argmax(-1).tolist()]
+    logprobs = _logprobs(logits, rows, tokens)
+    return [SampledToken(token, logprobs.get(index)) for index, token in enumerate(tokens)]
+
+
+# --- what the request wants of the logits ----------------------------------------------------------
+
+
+def _bans_end(row: PlanRow) -> bool:
+    return row.start + row.count - row.num_prompt < row.sampling.min_tokens
+
+
+def _is_adjusted(row: PlanRow, eos_token_ids: Seq[int]) -> bool:
+    s = row.sampling
+    penalised = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1.0
+    return bool(s.logit_bias or penalised or (_bans_end(row) and (eos_token_ids or s.stop_token_ids)))
+
+
+def _adjust(scores: Tensor, row: PlanRow, eos_token_ids: Seq[int]) -> None:
+    """Penalties, bias and the ban on ending too early, in place on `[vocab]`.
+
+    Presence and frequency as OpenAI documents them: over the output, score -= frequency * count + presence.
+    Repetition as in CTRL (Keskar 2019) and transformers: over prompt and output, a positive score is
+    divided, a negative one multiplied.
+    """
+    s, end, vocab = row.sampling, row.start + row.count, len(scores)
+    if s.repetition_penalty != 1.0:
+        seen = _counts(row.tokens[:end], vocab, scores.device) > 0
+        punished = torch.where(scores > 0, scores / s.repetition_penalty, scores * s.repetition_penalty)
+        scores.copy_(torch.where(seen, punished, scores))
+    if s.presence_penalty or s.frequency_penalty:
+        counts = _counts(row.tokens[row.num_prompt : end], vocab, scores.device)
+        scores -= counts * s.frequency_penalty + (counts > 0) * s.presence_penalty
+    for token, bias in s.logit_bias:
+        if token < vocab:
+            scores[token] += bias
+    if _bans_end(row):
+        ends = [token for token in (*eos_token_ids, *s.stop_token_ids) if token < vocab]
+        scores[ends] = -math.inf
+
+
+def _counts(tokens: Seq[int], vocab: int, device: torch.device) -> Tensor:
+    """How often each token id occurs, `[vocab]`."""
+    return torch.bincount(torch.tensor(tokens, dtype=torch.long), minlength=vocab)[:vocab].to(device)
+
+
+# --- drawing ---------------------------------------------------------------------------------------
+
+
+def _with_noise(scores: Tensor, rows: Seq[PlanRow]) -> Tensor:
+    """Scores over temperature, cut to the allowed tokens, plus noise: `[rows, vocab]`, a new tensor."""
+    temperatures = torch.tensor([row.sampling.temperature for row in rows], device=scores.device)
+    scaled = scores / temperatures[:, None]
+    for index, row in enumerate(rows):
+        restrict(scaled[index], row.sampling)
+    keys = [noise_key(row.sampling.seed, row.choice, row.start + row.count) for row in rows]
+    return scaled + gumbel_noise(keys, scores.shape[-1], scores.device)
+
+
+def restrict(scores: Tensor, sampling: SamplingParams) -> None:
+    """Set the tokens of `[vocab]` that top_k, then top_p, then min_p forbid to -inf, in place.
+
+    Each works on what the one before has left, as in transformers. Tokens that tie with the last one
+    allowed are allowed, so the outcome does not depend on the order of a sort.
+    """
+    if 0 < sampling.top_k < len(scores):
+        least = scores.topk(sampling.top_k).values[-1]
+        scores.masked_fill_(scores < least, -math.inf)
+    if sampling.top_p < 1.0:
+        scores.masked_fill_(scores < _nucleus_edge(scores, sampling.top_p), -math.inf)
+    if sampling.min_p > 0.0:
+        scores.masked_fill_(scores < scores.max() + math.log(sampling.min_p), -math.inf)
+
+
+def _nucleus_edge(scores: Tensor, top_p: float) -> Tensor:
+    """The lowest score in the smallest set of best tokens whose probability reaches `top_p`.
+
+    Holtzman 2020. The best thousand nearly always suffice, and finding them is ten times as fast as a sort.
+    """
+    total = scores.logsumexp(-1)
+    for count in (min(_MANY, len(scores)), len(scores)):
+        best = scores.topk(count).values
+        mass = (best - total).exp().cumsum(-1)
+        if bool(mass[-1] >= top_p):
+            break
+    last = int((mass < top_p).sum())
+    return best[min(last, count - 1)]
+
+
+def noise_key(seed: int, choice: int, position: int) -> int:
+    """64 bits that name one draw: SplitMix64 (Steele 2014) chained over the three counters."""
+    key = 0
+    for part in (seed, choice, position):
+        key = _splitmix64(key ^ (part & _MASK64))
+    return key
+
+
+def _splitmix64(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & _MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)
+
+
+def gumbel_noise(keys: Seq[int], vocab: int, device: torch.device) -> Tensor:
+    """Standard Gumbel noise `[len(keys), vocab]`, float32, a function of (key, token id) alone.
+
+    Written as -log(-log1p(-u)): the largest noise, which decides, comes from the smallest u, where
+    floating point is finest.
+    """
+    low = torch.tensor([key & _MASK32 for key in keys], device=device)[:, None]
+    high = torch.tensor([key >> 32 for key in keys], device=device)[:, None]
+    ids = torch.arange(vocab, device=device) * 0x1E3779B1
+    bits = _mix32(_mix32((ids + low) & _MASK32) ^ high)
+    uniform = ((bits.float() + 0.5) * _UNIT).clamp_(max=1.0 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def _mix32(x: Tensor) -> Tensor:
+    """A bijection of 32-bit values, kept in int64 (Wellons' low-bias hash).
+
+    The second constant is written as a negative number of equal low bits, so no product leaves 64 bits.
+    """
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & _MASK32
+    x = ((x ^ (x >> 15)) * (0xD35A2D97 - (1 << 32))) & _MASK32
+    return x ^ (x >> 15)
+
+
+# --- log probabilities -----------------------------------------------------------------------------
+
+
+def _logprobs(logits: Tensor, rows: Seq[PlanRow], tokens: Seq[int]) -> dict[int, TokenLogprobs]:
+    wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
+    if not wanted:
+        return {}
+    table = logits[wanted].log_softmax(-1)
+    answers: dict[int, TokenLogprobs] = {}
+    for index, line in zip(wanted, table, strict=True):
+        count = min(rows[index].sampling.logprobs or 0, len(line))
+        best = line.topk(count) if count else None
+        pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True) if best else ()
+        top = sorted(((int(token), float(value)) for value, token in pairs), key=lambda p: (-p[1], p[0]))
+        answers[index] = TokenLogprobs(float(line[tokens[index]]), tuple(top))
+    return answers
