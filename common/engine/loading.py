@@ -88,6 +88,8 @@ def load_model(directory: Path, dtype: str, device: str) -> LoadedModel:
     except (ValueError, ImportError, NotImplementedError) as error:
         raise UnsupportedModel(f"{name}: {error}") from error
     module = module.to(device).eval().requires_grad_(False)
+    if device == "cpu" and used == "bfloat16" and torch.backends.mkldnn.is_available():
+        _pack_linears(module)
     model = _probe(module, name, used)
     module.set_attn_implementation(_PAGED)
     return model
@@ -148,6 +150,29 @@ def _pick_dtype(setting: str, config: Any, device: str) -> DType:
     if stored == "float16" and device == "cpu":
         return "bfloat16"
     return stored if stored in _DTYPES else "float32"
+
+
+class _PackedLinear(nn.Module):
+    """A linear layer whose weight oneDNN has laid out once, instead of at every call with few tokens.
+
+    Halves the time of a decode step in bfloat16 and leaves that of long prefills as it is.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self._bias = linear.bias
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._bias, "none", [], "")
+        return cast(Tensor, outputs)
+
+
+def _pack_linears(module: nn.Module) -> None:
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, _PackedLinear(child))
 
 
 # --- what transformers calls -----------------------------------------------------------------------
