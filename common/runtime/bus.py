@@ -7,7 +7,7 @@ messages mean.
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import structlog
 
@@ -46,6 +46,22 @@ class MessageBus:
     def on_state(self, listener: Callable[[bool], None]) -> None:
         """Call `listener(connected)` whenever the bus is lost or back."""
         self.transport.on_state(listener)
+
+    async def connect(self, stopping: asyncio.Event | None = None) -> bool:
+        """First connect; tries until it succeeds, or gives False once `stopping` is set."""
+        connecting = asyncio.ensure_future(self.transport.connect())
+        waits: set[asyncio.Future[Any]] = {connecting}
+        if stopping is not None:
+            waits.add(asyncio.ensure_future(stopping.wait()))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if connecting.done():
+                connecting.result()
+            return connecting.done()
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
 
     def publish(self, subject: str, message: object) -> None:
         """Send without an answer; may be lost. Raises PayloadTooLarge: the sender splits, not the bus."""

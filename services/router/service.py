@@ -1,0 +1,171 @@
+"""The router: hears every beat, answers who should take a request, and is in no token's path.
+
+Wires routing/ to the message bus. Holds nothing that the next beats do not tell again, so that routers are
+replicas and a restarted one is of use within a second. Knows nothing of HTTP and of processes.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import structlog
+
+from common.clock import Clock
+from common.config import RouterSettings
+from common.ids import InstanceRef
+from common.messages.cluster import (
+    MESSAGE_VERSION,
+    Beat,
+    GatewayBeat,
+    InstanceInfo,
+    Role,
+    RouterBeat,
+    WorkerBeat,
+)
+from common.messages.generation import DecodeRouteRequest, Rejected, RouteRequest
+from common.observability.metrics import RouterMetrics
+from common.routing.cluster_view import ClusterView, Instance
+from common.routing.policies import POLICIES
+from common.routing.rules import RequestRouter, RoutingRules
+from common.runtime.bus import MessageBus, Reply
+from common.runtime.heartbeat import Heartbeat
+
+LISTEN_S = 0.6
+"""How long a new router hears beats before it answers: three beats of everybody."""
+
+log = structlog.get_logger()
+
+
+class RouterService:
+    """Life: listening (beats only) -> answering (in the routers' queue group) -> stopped."""
+
+    def __init__(
+        self,
+        *,
+        bus: MessageBus,
+        clock: Clock,
+        settings: RouterSettings,
+        ref: InstanceRef,
+        metrics: RouterMetrics,
+        http_url: str = "",
+    ) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._beat_s = settings.beat_ms / 1000
+        self._metrics = metrics
+        self._info = InstanceInfo(
+            ref, "router", (MESSAGE_VERSION, MESSAGE_VERSION), http_url=http_url, ready=False
+        )
+        self._topology = settings.topology
+        self._view = ClusterView(clock)
+        rules = RoutingRules(
+            settings.topology, settings.local_prefill_below_tokens, settings.local_prefill_fallback
+        )
+        self._router = RequestRouter(self._view, POLICIES[settings.routing_policy](), rules)
+        bus.on_state(self._view.on_bus_state)
+        metrics.control_connected.set_function(lambda: float(bus.connected))
+        for role in ("prefill", "decode"):
+            metrics.instances(role).set_function(self._count_of(role))
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Serve until `stopping` is set; the bus is connected. Owns every task of the service."""
+        subjects = self._bus.subjects
+        heartbeat = Heartbeat(self._bus, lambda: RouterBeat(self._info), self._beat_s)
+        beats = await self._bus.subscribe(subjects.beat, self._on_beat, WorkerBeat, RouterBeat, GatewayBeat)
+        async with asyncio.TaskGroup() as tasks:
+            owned = [tasks.create_task(heartbeat.run()), tasks.create_task(self._watch())]
+            if not await _within(LISTEN_S, stopping):
+                queue = subjects.routers
+                answering = [
+                    await self._bus.subscribe(subjects.route, self._on_route, RouteRequest, queue=queue),
+                    await self._bus.subscribe(
+                        subjects.route_decode, self._on_route_decode, DecodeRouteRequest, queue=queue
+                    ),
+                ]
+                self._info = replace(self._info, ready=True)
+                heartbeat.beat_soon()
+                await stopping.wait()
+                for subscription in answering:
+                    await subscription.unsubscribe()
+            self._info = replace(self._info, ready=False, draining=True)
+            self._bus.publish(subjects.beat, RouterBeat(self._info))
+            for task in owned:
+                task.cancel()
+        await beats.unsubscribe()
+
+    def why_not_ready(self) -> str:
+        """What keeps a request from being routed; "" for nothing."""
+        if not self._bus.connected:
+            return "not connected to NATS"
+        if not self._info.ready:
+            return "listening for instances" if not self._info.draining else "draining"
+        needed: tuple[Role, ...] = ("prefill", "decode") if self._topology == "disaggregated" else ("decode",)
+        missing = [role for role in needed if not self._view.instances(role)]
+        return f"no {' and no '.join(missing)} instance" if missing else ""
+
+    def fleet(self) -> list[dict[str, object]]:
+        """Every instance heard of lately, for `GET /instances`: plain JSON values."""
+        return [self._describe(instance) for instance in self._view.all()]
+
+    def _on_beat(self, beat: Beat, _reply: Reply) -> None:
+        ref = beat.info.ref
+        if self._view.state(ref) == "unknown":
+            log.info(
+                "instance appeared", target=ref.instance, incarnation=ref.incarnation, kind=beat.info.role
+            )
+        self._view.observe(beat)
+
+    def _on_route(self, request: RouteRequest, reply: Reply) -> None:
+        answer = self._router.route(request)
+        if isinstance(answer, Rejected):
+            self._metrics.requests("rejected").inc()
+            log.info("rejected", request_id=request.key.request, reason=answer.reason, detail=answer.message)
+        else:
+            self._metrics.requests("ok").inc()
+            self._metrics.assignments(answer.worker.instance).inc()
+        reply(answer)
+
+    def _on_route_decode(self, request: DecodeRouteRequest, reply: Reply) -> None:
+        answer = self._router.route_decode(request)
+        if isinstance(answer, Rejected):
+            log.info("no decode", request_id=request.key.request, detail=answer.message)
+        else:
+            self._metrics.assignments(answer.decode.instance).inc()
+        reply(answer)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._beat_s)
+            for ref in self._view.deaths(self._clock.now()):
+                log.warning("instance died", target=ref.instance, incarnation=ref.incarnation)
+
+    def _count_of(self, role: Role) -> Callable[[], float]:
+        return lambda: float(len(self._view.instances(role)))
+
+    def _describe(self, instance: Instance) -> dict[str, object]:
+        info = instance.info
+        return {
+            "instance": info.ref.instance,
+            "incarnation": info.ref.incarnation,
+            "role": info.role,
+            "state": self._view.state(info.ref),
+            "ready": info.ready,
+            "draining": info.draining,
+            "http_url": info.http_url,
+            "model": info.model,
+            "fingerprint": info.fingerprint,
+            "max_model_len": info.max_model_len,
+            "block_size": info.block_size,
+            "num_blocks": info.num_blocks,
+            "silent_s": round(self._view.silence(info.ref), 3),
+            "load": asdict(instance.load),
+        }
+
+
+async def _within(seconds: float, event: asyncio.Event) -> bool:
+    """Whether `event` is set before `seconds` have passed."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
