@@ -1,0 +1,80 @@
+"""The command `galley`: start a cluster on this machine, and look at it.
+
+Turns arguments into a ClusterSpec and results into text and exit codes; how a cluster is started is
+deploy/local's business.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cli import status as status_command
+from cli import up as up_command
+from common.errors import GalleyError
+from deploy.local.spec import DEFAULT_PORT, ClusterSpec
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+RunDir = Annotated[Path, typer.Option(help="where logs and run.json are kept")]
+
+
+@app.callback()
+def galley() -> None:
+    """Galley serves language models with prefill and decode on separate process fleets."""
+
+
+@app.command()
+def up(
+    assignments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="settings of the services, e.g. model=DIR dtype=float32 num_blocks=512 ucx.tls=tcp; "
+            "all of them: python -m services.decode --help",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="the gateway's port; 0: any")] = DEFAULT_PORT,
+    router_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="default: 8001 beside port 8000, else any")
+    ] = None,
+    prefill: Annotated[int, typer.Option(help="prefill workers")] = 1,
+    decode: Annotated[int, typer.Option(help="decode workers")] = 1,
+    topology: Annotated[str, typer.Option(help="disaggregated, chunked or colocated")] = "disaggregated",
+    cores: Annotated[str, typer.Option(help="cores that the workers share out, e.g. 0,2-3")] = "",
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings of the services")] = None,
+    run_dir: RunDir = Path(".galley"),
+) -> None:
+    """Start nats-server, router, workers and gateway here; Ctrl-C stops them all."""
+    settings = dict(up_command.parse_assignment(text) for text in assignments or ())
+    try:
+        spec = ClusterSpec(
+            host=host,
+            port=port,
+            router_port=router_port,
+            prefill=prefill,
+            decode=decode,
+            topology=up_command.checked_topology(topology),
+            cores=cores,
+            config=config,
+            settings=settings,
+        )
+        code = asyncio.run(up_command.run(spec, run_dir, Console(highlight=False)))
+    except GalleyError as error:
+        typer.echo(f"galley: {error.message}", err=True)
+        code = 2
+    raise typer.Exit(code)
+
+
+@app.command()
+def status(run_dir: RunDir = Path(".galley")) -> None:
+    """Show the cluster that `galley up` started here; exit code 0 when all of it is ready."""
+    raise typer.Exit(asyncio.run(status_command.run(run_dir, Console(highlight=False))))
+
+
+if __name__ == "__main__":
+    sys.exit(app())

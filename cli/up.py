@@ -1,0 +1,117 @@
+"""`galley up`: prepare the model, start the cluster, show it, keep it until told to stop."""
+
+import asyncio
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import get_args
+
+import orjson
+import typer
+from rich.console import Console
+
+from common import model_files
+from common.config import GatewaySettings, Topology
+from common.errors import ConfigError
+from deploy.local.cluster import ChildDied, LocalCluster
+from deploy.local.processes import mortal
+from deploy.local.spec import ClusterSpec
+from deploy.local.table import StartView
+
+QUESTION = "What is the capital of France?"
+
+
+def parse_assignment(text: str) -> tuple[str, str]:
+    """KEY and VALUE of "KEY=VALUE"; the key may be in capitals, as make variables are."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"{text!r} is not KEY=VALUE")
+    return key.lower().replace("__", ".").replace("-", "_"), value
+
+
+def checked_topology(name: str) -> Topology:
+    """Raises ConfigError for a name that is no topology."""
+    for topology in get_args(Topology):
+        if name == topology:
+            return name  # type: ignore[return-value]
+    raise ConfigError(f"topology = {name!r}: must be one of {', '.join(get_args(Topology))}")
+
+
+def curl_line(url: str, model: str) -> str:
+    """A command that streams an answer from the cluster at `url`."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+        "max_tokens": 64,
+        "stream": True,
+    }
+    header = shlex.quote("Content-Type: application/json")
+    return f"curl -N {url}/v1/chat/completions -H {header} -d {shlex.quote(orjson.dumps(body).decode())}"
+
+
+async def run(spec: ClusterSpec, run_dir: Path, console: Console) -> int:
+    """Serve until SIGINT, SIGTERM or SIGHUP. 0 after a clean run, 1 when a process died.
+
+    Raises ConfigError when nothing can be started.
+    """
+    loop = asyncio.get_running_loop()
+    view = StartView(console)
+    cluster = LocalCluster(spec, run_dir, view)
+    serving = loop.create_task(_serve(cluster, view))
+
+    def stop() -> None:
+        # make passes on what its whole process group got already: the second of a pair is no news.
+        if not serving.cancelling():
+            serving.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)
+    try:
+        await serving
+    except ChildDied as error:
+        view.line(f"galley: {error.message}; the end of {error.child.log}:")
+        view.last_lines(error.child)
+        return 1
+    except asyncio.CancelledError:
+        view.line("stopped")
+    return 1 if cluster.died else 0
+
+
+async def _serve(cluster: LocalCluster, view: StartView) -> None:
+    cluster.check_ports()
+    if cluster.spec.topology != "disaggregated":
+        view.line(f"topology {cluster.spec.topology}: decode workers prefill; no prefill worker is started")
+    await _prepare_model(cluster.gateway_settings)
+    with view:
+        await cluster.start()
+    try:
+        view.line(f"ready {cluster.url}")
+        view.line(curl_line(cluster.url, cluster.gateway_settings.model_name))
+        await cluster.watch()
+    finally:
+        await cluster.stop()
+
+
+async def _prepare_model(settings: GatewaySettings) -> None:
+    """Convert or download the model in a process of its own, once, before several services want it."""
+    if _is_prepared(settings.model, settings.cache_path):
+        return
+    module = model_files.PREPARE_COMMAND.split()[-1]
+    arguments = ["-m", module, "--model", settings.model, "--cache-dir", str(settings.cache_path)]
+    process = await asyncio.create_subprocess_exec(*mortal([sys.executable, *arguments]))
+    try:
+        code = await process.wait()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    if code:
+        raise ConfigError(f"model {settings.model} could not be prepared (see above)", param="model")
+
+
+def _is_prepared(model: str, cache_dir: Path) -> bool:
+    if model == model_files.DEFAULT_MODEL:
+        return (model_files.default_directory(cache_dir) / "config.json").is_file()
+    return Path(model).expanduser().is_dir()
