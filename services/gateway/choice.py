@@ -37,6 +37,9 @@ from services.gateway.request import ChoiceSpec
 
 _CLIENT_FAULTS = {cls.code: cls for cls in (InvalidRequest, ContextLengthExceeded, DeadlineExceeded)}
 
+MIN_ABORT_S = 2.0
+"""An abort is repeated and remembered at least so long, also when the deadline is its reason."""
+
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
@@ -254,7 +257,7 @@ class ChoiceLife:
         return [*self.end("superseded"), GaveUp(self.index, error)]
 
     def _aborts(self, targets: tuple[InstanceRef, ...], reason: str) -> list[Effect]:
-        left = max(0.0, self._envelope.deadline - self._clock.now())
+        left = max(MIN_ABORT_S, self._envelope.deadline - self._clock.now())
         abort = Abort(self._attempt.key, left, reason)  # type: ignore[arg-type]
         return [SendAbort(target, abort) for target in targets]
 

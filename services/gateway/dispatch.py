@@ -86,9 +86,7 @@ class Dispatcher:
 
     async def _abort(self, effect: SendAbort) -> None:
         try:
-            await abort_until_answered(
-                self._bus, self._bus.subjects, self._view, self._clock, effect.target, effect.abort
-            )
+            await abort_until_answered(self._bus, self._view, self._clock, effect.target, effect.abort)
         finally:
             self._aborting.discard((effect.target, effect.abort.key))
 

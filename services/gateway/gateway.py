@@ -41,6 +41,9 @@ from services.gateway.tokenizing import Tokenizer
 
 log = structlog.get_logger()
 
+LAST_ERRANDS_S = 1.0
+"""What the last aborts get when the gateway stops; workers notice its silence otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -75,7 +78,7 @@ class Vocabulary:
 
 
 class Gateway:
-    """`run` serves until cancelled and owns all tasks; `submit` starts a request at any time meanwhile.
+    """`run` serves until told to stop and owns all tasks; `submit` starts a request at any time meanwhile.
 
     `ref.instance` must be unique to this process (see `unique_ref`): frames are numbered per gateway id.
     """
@@ -108,6 +111,7 @@ class Gateway:
         self._recent = RecentRequests()
         self._intake = FrameIntake()
         self._tasks: asyncio.TaskGroup | None = None
+        self._errands: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._dispatcher = Dispatcher(bus, self.view, clock, self._spawn)
         self._liveness = Liveness(bus, self.view, clock, ref.instance)
@@ -181,19 +185,30 @@ class Gateway:
 
     # --- life -------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Serve until cancelled; the caller drains first. What is still running then is ended."""
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Serve until `stopping` is set; the caller drains first. What is still running then is ended."""
         subjects = self._bus.subjects
-        heartbeat = Heartbeat(self._bus, self._beat, self._limits.beat_s)
         self._bus.on_state(self.view.on_bus_state)
         self._bus.on_state(self._liveness.on_bus_state)
         self._bus.on_state(lambda connected: self.metrics.control_connected.set(connected))
         self.metrics.control_connected.set(self._bus.connected)
+        heartbeat = Heartbeat(self._bus, self._beat, self._limits.beat_s)
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            await self._bus.subscribe(subjects.stream(self.info.ref.instance), self._on_frame, Frame)
-            await self._bus.subscribe(subjects.beat, self._on_beat, WorkerBeat, GatewayBeat, RouterBeat)
-            await heartbeat.run()
+            frames = await self._bus.subscribe(subjects.stream(self.info.ref.instance), self._on_frame, Frame)
+            beats = await self._bus.subscribe(
+                subjects.beat, self._on_beat, WorkerBeat, GatewayBeat, RouterBeat
+            )
+            beating = tasks.create_task(heartbeat.run())
+            await stopping.wait()
+            await self.drain(0.0)
+            if self._errands:
+                await asyncio.wait(self._errands, timeout=LAST_ERRANDS_S)
+            for task in (beating, *self._errands):
+                task.cancel()
+            await frames.unsubscribe()
+            await beats.unsubscribe()
+        self._tasks = None
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests and wait until none is running, or end what is after `timeout_s`."""
@@ -290,7 +305,9 @@ class Gateway:
         if self._tasks is None:
             work.close()
             return
-        self._tasks.create_task(work)
+        task = self._tasks.create_task(work)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
 
     def _mirror_gauges(self) -> None:
         metrics = self.metrics

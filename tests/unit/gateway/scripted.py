@@ -1,0 +1,218 @@
+"""A cluster whose workers do what a test says: real bus, real gateway core, scripted answers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from common.clock import LoopClock
+from common.ids import AttemptKey, Incarnation, InstanceId, InstanceRef, SeededIds
+from common.messages.cluster import Beat, GatewayBeat, InstanceInfo, LoadReport, Role, RouterBeat, WorkerBeat
+from common.messages.generation import (
+    Abort,
+    Accepted,
+    Job,
+    Refused,
+    Rejected,
+    Route,
+    RouteRequest,
+    SamplingParams,
+)
+from common.messages.stream import FrameItem, Resend, TokensItem
+from common.messages.subjects import Subjects
+from common.observability.metrics import GatewayMetrics
+from common.runtime.bus import MessageBus, Reply
+from common.runtime.outbox import Outbox
+from common.transport.memory import Fate, MemoryHub, at_once
+from services.gateway.gateway import Gateway, Limits, Vocabulary
+from services.gateway.reply import Reply as GatewayReply
+from services.gateway.request import ChoiceSpec, Delta, Generation
+from tests.support.waiting import Collector
+
+EOS = 0
+SUBJECTS = Subjects("test")
+
+
+class LetterTokenizer:
+    """Token 1 is "a", 2 is "b" and so on; 0 is the special end token."""
+
+    vocab_size = 27
+    special_ids = frozenset({EOS})
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(char) - 96 for char in text]
+
+    def encode_chat(self, messages: Sequence[dict[str, object]]) -> list[int]:
+        return [token for message in messages for token in self.encode(str(message["content"]))]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(96 + token) for token in ids if token != EOS)
+
+    def bytes_of(self, token: int) -> bytes:
+        return b"<eos>" if token == EOS else chr(96 + token).encode()
+
+
+class ScriptedWorker:
+    """Notes the jobs and aborts it gets; `answer` decides what is replied, None is silence."""
+
+    def __init__(self, hub: MemoryHub, name: str, role: Role, incarnation: str = "1") -> None:
+        self.ref = InstanceRef(InstanceId(name), Incarnation(incarnation))
+        self.jobs: Collector[Job] = Collector()
+        self.aborts: Collector[Abort] = Collector()
+        self.answer: Callable[[Job], Accepted | Refused | None] = lambda _: Accepted()
+        self.answers_aborts = True
+        self.acknowledged = 0
+        self._info = InstanceInfo(self.ref, role, (1, 1), "", fingerprint="f")
+        self._transport = hub.client()
+        self._bus = MessageBus(self._transport, SUBJECTS)
+        self._outbox = Outbox(self.ref)
+
+    async def run(self) -> None:
+        await self._transport.connect()
+        name = self.ref.instance
+        await self._bus.subscribe(SUBJECTS.job(name), self._on_job, Job)
+        await self._bus.subscribe(SUBJECTS.abort(name), self._on_abort, Abort)
+        await self._bus.subscribe(SUBJECTS.resend(name), self._on_resend, Resend)
+        await self._bus.subscribe(SUBJECTS.beat, self._on_beat, WorkerBeat, GatewayBeat, RouterBeat)
+        while True:
+            beat = WorkerBeat(self._info, LoadReport(), self._outbox.last_numbers())
+            self._bus.publish(SUBJECTS.beat, beat)
+            await asyncio.sleep(0.2)
+
+    def kill(self) -> None:
+        """The process is gone: nobody listens on its subjects."""
+        self._transport.kill()
+
+    def hang(self) -> None:
+        """Alive for the bus, but silent."""
+        self._bus.publish = lambda subject, message: None  # type: ignore[method-assign]
+
+    def emit(self, gateway: InstanceId, *items: FrameItem) -> None:
+        """Send one frame."""
+        for item in items:
+            self._outbox.put(gateway, item)
+        for _, frame in self._outbox.flush():
+            self._bus.publish(SUBJECTS.stream(gateway), frame)
+
+    def tokens(self, job: Job, index: int, *ids: int, key: AttemptKey | None = None) -> None:
+        self.emit(job.gateway, TokensItem(key or job.key, index, ids))
+
+    def _on_job(self, job: Job, reply: Reply) -> None:
+        answer = self.answer(job)
+        self.jobs.add(job)
+        if answer is not None:
+            reply(answer)
+
+    def _on_abort(self, abort: Abort, reply: Reply) -> None:
+        self.aborts.add(abort)
+        if self.answers_aborts:
+            reply(Accepted())
+
+    def _on_resend(self, resend: Resend, _: Reply) -> None:
+        for frame in self._outbox.kept(resend.gateway, resend.numbers):
+            self._bus.publish(SUBJECTS.stream(resend.gateway), frame)
+
+    def _on_beat(self, beat: Beat, _: Reply) -> None:
+        if isinstance(beat, GatewayBeat):
+            for ref, number in beat.received:
+                if ref == self.ref:
+                    self.acknowledged = number
+                    self._outbox.acknowledge(beat.info.ref.instance, number)
+
+
+class ScriptedCluster:
+    """One gateway, one router that answers with `routes` one after another (the last one again and again)."""
+
+    def __init__(self, fate: Fate, limits: Limits) -> None:
+        loop = asyncio.get_running_loop()
+        self.hub = MemoryHub(fate)
+        self.workers: dict[str, ScriptedWorker] = {}
+        self.routes: list[Route | Rejected] = []
+        self.asked: Collector[RouteRequest] = Collector()
+        self.loop = loop
+        self._peers: list[asyncio.Task[None]] = []
+        self.metrics = GatewayMetrics("gw")
+        self._transport = self.hub.client()
+        self._router_bus = MessageBus(self.hub.client(), SUBJECTS)
+        self.gateway = Gateway(
+            ref=InstanceRef(InstanceId("gw"), Incarnation("g1")),
+            bus=MessageBus(self._transport, SUBJECTS),
+            clock=LoopClock(loop),
+            ids=SeededIds(1),
+            vocabulary=Vocabulary(LetterTokenizer(), frozenset({EOS}), 1000, "letters"),
+            limits=limits,
+            metrics=self.metrics,
+        )
+
+    def worker(self, name: str, role: Role, incarnation: str = "1") -> ScriptedWorker:
+        worker = self.workers[name] = ScriptedWorker(self.hub, name, role, incarnation)
+        self._peers.append(self._tasks.create_task(worker.run()))
+        return worker
+
+    async def route(self) -> None:
+        """Be the router."""
+
+        def answer(request: RouteRequest, reply: Reply) -> None:
+            self.asked.add(request)
+            reply(self.routes.pop(0) if len(self.routes) > 1 else self.routes[0])
+
+        await self._router_bus.transport.connect()
+        await self._router_bus.subscribe(SUBJECTS.route, answer, RouteRequest, queue=SUBJECTS.routers)
+        info = InstanceInfo(InstanceRef(InstanceId("r"), Incarnation("1")), "router", (1, 1), "")
+        while True:
+            self._router_bus.publish(SUBJECTS.beat, RouterBeat(info))
+            await asyncio.sleep(0.2)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        stopping = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            await self._transport.connect()
+            gateway = tasks.create_task(self.gateway.run(stopping))
+            self._peers.append(tasks.create_task(self.route()))
+            p, d = self.worker("p", "prefill"), self.worker("d", "decode")
+            self.routes = [Route(p.ref, d.ref)]
+            await asyncio.sleep(0.25)  # virtual time: everybody has beaten once
+            yield
+            assert self.gateway.num_in_flight == 0
+            stopping.set()
+            await gateway
+            for peer in self._peers:
+                peer.cancel()
+
+
+@asynccontextmanager
+async def cluster(fate: Fate = at_once, limits: Limits | None = None) -> AsyncIterator[ScriptedCluster]:
+    """A running cluster of prefill "p", decode "d", a router and a gateway."""
+    made = ScriptedCluster(fate, limits or Limits())
+    async with made.running():
+        yield made
+
+
+def generation(
+    cluster: ScriptedCluster,
+    *,
+    n: int = 1,
+    max_tokens: int = 20,
+    stop: tuple[str, ...] = (),
+    **sampling: object,
+) -> Generation:
+    params = SamplingParams(max_tokens, 7, **sampling)
+    spec = ChoiceSpec(0, (1, 2, 3), params)
+    return Generation(cluster.gateway.new_request_id(), (spec,) * n, stop)
+
+
+async def read(reply: GatewayReply, seen: list[Delta] | None = None) -> list[Delta]:
+    """Everything until the end, added to `seen`; raises what ended it."""
+    seen = [] if seen is None else seen
+    async for batch in reply:
+        seen += batch
+    return seen
+
+
+def text_of(deltas: list[Delta], choice: int = 0) -> str:
+    return "".join(delta.text for delta in deltas if delta.choice == choice)
+
+
+def reasons(deltas: list[Delta], choice: int = 0) -> list[str]:
+    return [delta.finish for delta in deltas if delta.choice == choice and delta.finish]
