@@ -74,5 +74,7 @@ def kinds_of(payload: bytes) -> tuple[str, ...]:
         raw = orjson.loads(payload)
     except orjson.JSONDecodeError:
         return ()
+    if not isinstance(raw, dict):
+        return ()
     items = raw.get("items") or []
     return (raw.get("kind", ""), *sorted({item["kind"] for item in items}))
