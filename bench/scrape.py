@@ -6,7 +6,7 @@ which service counts what.
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -91,9 +91,21 @@ class Change:
         return Histogram(tuple((bound, count - earlier.get(bound, 0.0)) for bound, count in later))
 
 
-async def scrape(urls: Iterable[str], *, transport: httpx.AsyncBaseTransport | None = None) -> Snapshot:
-    """`/metrics` of every service in `urls`. Raises httpx.HTTPError when one cannot be had: a sum that
-    lacks an instance is a wrong number."""
+async def scrape(
+    urls: Sequence[str], *, transport: httpx.AsyncBaseTransport | None = None
+) -> Snapshot | None:
+    """`/metrics` of every service in `urls`, or None: without services, and when one of them does not
+    answer, because a sum that lacks an instance is a wrong number."""
+    if not urls:
+        return None
     async with httpx.AsyncClient(timeout=SCRAPE_TIMEOUT_S, transport=transport, trust_env=False) as http:
-        responses = await asyncio.gather(*(http.get(f"{url}/metrics") for url in urls))
-    return Snapshot([response.raise_for_status().text for response in responses])
+        try:
+            responses = await asyncio.gather(*(http.get(f"{url}/metrics") for url in urls))
+            return Snapshot([response.raise_for_status().text for response in responses])
+        except httpx.HTTPError:
+            return None
+
+
+def change_between(before: Snapshot | None, after: Snapshot | None) -> Change | None:
+    """What happened in between, when both could be had."""
+    return None if before is None or after is None else Change(before, after)

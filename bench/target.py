@@ -43,5 +43,6 @@ async def find_target(
 
 
 def _instances(body: Mapping[str, list[Mapping[str, str]]]) -> list[tuple[str, str]]:
-    """(role, http_url) of each instance in the router's answer."""
-    return [(instance["role"], instance["http_url"]) for instance in body["instances"]]
+    """(role, http_url) of each living instance in the router's answer."""
+    fleet = [instance for instance in body["instances"] if instance["state"] == "alive"]
+    return [(instance["role"], instance["http_url"]) for instance in fleet]

@@ -13,7 +13,7 @@ from bench.client import closed_loop, open_client
 from bench.frame import Bench, Frame
 from bench.records import RequestRecord
 from bench.report import Outcome
-from bench.scrape import Change, scrape
+from bench.scrape import Change, change_between, scrape
 from bench.stats import percentile, percentile_figures
 from bench.workloads import RequestSpec, mixed, requests, text_of_words, uniform
 
@@ -45,11 +45,11 @@ async def run(frame: Frame, arguments: argparse.Namespace) -> Outcome:
         before = await scrape(target.workers)
         with frame.progress("requests", len(specs)) as done:
             records = await closed_loop(client, specs, CONCURRENCY, done)
-        change = Change(before, await scrape(target.workers))
-    if not target.workers:
-        frame.note("transfer figures are left out: no router told where the workers are (--router URL)")
+        change = change_between(before, await scrape(target.workers))
+    if change is None:
+        frame.note("transfer figures are left out: no router told of workers that answer (--router URL)")
     failures = list(_failures(specs, records))
-    figures = _latencies(records) | _transfers(records, change if target.workers else None)
+    figures = _latencies(records) | _transfers(records, change)
     figures |= {"ok": len(records) - len(failures), "failed": len(failures)}
     return Outcome(figures, _shown(failures))
 

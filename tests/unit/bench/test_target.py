@@ -7,10 +7,11 @@ from bench.target import Target, find_target
 
 FLEET = {
     "instances": [
-        {"role": "gateway", "http_url": "http://127.0.0.1:8000"},
-        {"role": "router", "http_url": "http://127.0.0.1:8001"},
-        {"role": "prefill", "http_url": "http://127.0.0.1:41001"},
-        {"role": "decode", "http_url": "http://127.0.0.1:41002"},
+        {"role": "gateway", "http_url": "http://127.0.0.1:8000", "state": "alive"},
+        {"role": "router", "http_url": "http://127.0.0.1:8001", "state": "alive"},
+        {"role": "prefill", "http_url": "http://127.0.0.1:41001", "state": "alive"},
+        {"role": "decode", "http_url": "http://127.0.0.1:41002", "state": "alive"},
+        {"role": "decode", "http_url": "http://127.0.0.1:41003", "state": "dead"},
     ]
 }
 WORKERS = ("http://127.0.0.1:41001", "http://127.0.0.1:41002")
