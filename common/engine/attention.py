@@ -20,6 +20,16 @@ from common.kv.layout import KVLayout
 
 _MAX_PADDING: Final = 2
 _MIN_PADDED_BLOCKS: Final = 16
+_TILE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """How a layer attends: score * scaling, softcap * tanh(score / softcap), the last `window` positions."""
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
 
 
 class PagedPool:
@@ -64,33 +74,41 @@ class _Part:
     """Rows of the batch that attend together: one prefill chunk, or decode rows of similar length.
 
     `first` is the packed index of the first query; `rows` x `queries` query tokens, each row's last one at
-    position lengths[row] - 1. `runs` is None when keys and values are exactly the queries' own.
+    position lengths[row] - 1, a chunk's first one at `start`. `runs` is None when keys and values are
+    exactly the queries' own.
     """
 
     first: int
     rows: int
     queries: int
+    start: int
     lengths: Tensor
     capacity: int
     runs: Tensor | None
     masks: dict[int | None, Tensor | None] = field(default_factory=dict)
 
-    def mask(self, window: int | None) -> Tensor | None:
-        """Bool `[rows, 1, queries, capacity]`, causal and aligned to the bottom right; None: all visible."""
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """What to add to scores, `[rows, 1, queries, capacity]`, causal and aligned to the bottom right.
+
+        None when that hides nothing, or when plain causality says it all.
+        """
         if window not in self.masks:
-            self.masks[window] = self._make_mask(window)
+            self.masks[window] = self._make_mask(window, dtype)
         return self.masks[window]
 
-    def _make_mask(self, window: int | None) -> Tensor | None:
+    def _make_mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        if self.runs is None and (window is None or window >= self.queries):
+            return None
         device = self.lengths.device
         key = torch.arange(self.capacity, device=device)
         query = self.lengths[:, None] - self.queries + torch.arange(self.queries, device=device)
-        visible = key <= query[:, :, None]
+        hidden = key > query[:, :, None]
         if window is not None:
-            visible &= key > query[:, :, None] - window
-        elif self.queries == 1 and bool(visible.all()):
+            hidden |= key <= query[:, :, None] - window
+        if self.queries == 1 and not bool(hidden.any()):
             return None
-        return visible[:, None]
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -math.inf)
+        return mask[:, None]
 
 
 class PagedStep:
@@ -117,36 +135,35 @@ class PagedStep:
         self._workspace = self._make_workspace()
         self._clear_begun_blocks(packed)
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind) -> Tensor:
         """Write the new keys and values, then attend.
 
         `query` is `[heads, tokens, head_dim]`, `key` and `value` `[kv_heads, tokens, head_dim]`; the answer
-        is `[tokens, heads, head_dim]`. A query sees at most the last `window` positions, itself included.
+        is `[tokens, heads, head_dim]`.
         """
         self._pool.write(layer, self._blocks, self._offsets, key.transpose(0, 1), value.transpose(0, 1))
         outputs = []
         for part in self._parts:
             span = slice(part.first, part.first + part.rows * part.queries)
-            q = query[:, span].reshape(len(query), part.rows, part.queries, -1).transpose(0, 1)
             if part.runs is None:
                 k, v = key[None, :, span], value[None, :, span]
             else:
                 k, v = self._pool.gather(layer, part.runs, part.rows, self._workspace[: len(part.runs)])
-            causal = part.runs is None and (window is None or window >= part.queries) and part.queries > 1
-            mask = None if causal else part.mask(window)
-            out = _attention(q, k, v, mask, causal=causal, scaling=scaling, softcap=softcap)
-            outputs.append(out.transpose(1, 2).flatten(0, 1))
+            outputs.append(self._attend_part(part, query[:, span], k, v, kind))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _attend_part(
+        self, part: _Part, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind
+    ) -> Tensor:
+        explicit = query.device.type == "cpu" or kind.softcap is not None
+        if explicit and part.queries > 1:
+            return _tiled(query, key[0], value[0], part.start, kind).transpose(0, 1)
+        batched = query.reshape(len(query), part.rows, part.queries, -1).transpose(0, 1)
+        if explicit:
+            out = _explicit(batched, key, value, part.mask(kind.window, query.dtype), kind)
+        else:
+            out = _fused(batched, key, value, part.mask(kind.window, query.dtype), kind)
+        return out.transpose(1, 2).flatten(0, 1)
 
     def _make_parts(self, packed: Seq[PlanRow]) -> list[_Part]:
         parts: list[_Part] = []
@@ -187,7 +204,9 @@ class PagedStep:
             ]
             runs = self._pool.runs(torch.tensor(tables).to(device))
         capacity = queries if own else width * layout.block_size
-        return _Part(first, len(rows), queries, torch.tensor(lengths).to(device), capacity, runs)
+        return _Part(
+            first, len(rows), queries, rows[0].start, torch.tensor(lengths).to(device), capacity, runs
+        )
 
     def _make_workspace(self) -> Tensor:
         """One buffer for the blocks gathered by any part in any layer: fresh memory is slow to touch."""
@@ -222,52 +241,62 @@ def _padded(blocks: Seq[int], width: int) -> list[int]:
     return [*blocks, *([blocks[0]] * (width - len(blocks)))]
 
 
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *,
-    causal: bool,
-    scaling: float | None,
-    softcap: float | None,
-) -> Tensor:
-    """Grouped-query attention: `[rows, heads, queries, head_dim]` over `[rows, kv_heads, keys, head_dim]`."""
-    if softcap is not None:
-        return _soft_capped(query, key, value, mask, causal=causal, scaling=scaling, softcap=softcap)
-    rows, heads, queries, head_dim = query.shape
+# --- arithmetic ------------------------------------------------------------------------------------
+
+
+def _explicit(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kind: AttentionKind) -> Tensor:
+    """Decode attention, `[rows, heads, 1, dim]`: the heads that share keys are the rows of one product."""
+    rows, heads, _, dim = query.shape
     kv_heads = key.shape[1]
-    if queries == 1 and kv_heads < heads:
-        # The heads that share keys become queries of one head: no copy of the keys per head.
-        grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
-        out = scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
-        return out.reshape(rows, heads, 1, head_dim)
-    gqa = kv_heads < heads
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=gqa
-    )
-
-
-def _soft_capped(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *,
-    causal: bool,
-    scaling: float | None,
-    softcap: float,
-) -> Tensor:
-    """Gemma 2's attention: scores pass through softcap * tanh(score / softcap) before the softmax."""
-    rows, heads, queries, head_dim = query.shape
-    kv_heads, keys = key.shape[1], key.shape[2]
-    grouped = query.reshape(rows, kv_heads, heads // kv_heads, queries, head_dim)
-    scale = 1.0 / math.sqrt(head_dim) if scaling is None else scaling
-    scores = (grouped @ key[:, :, None].transpose(-1, -2)).float() * scale
-    scores = torch.tanh(scores / softcap) * softcap
-    if causal:
-        mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()[None, None]
+    grouped = (query * kind.scaling).reshape(rows, kv_heads, heads // kv_heads, dim)
+    scores = _capped(grouped @ key.transpose(-1, -2), kind)
     if mask is not None:
-        scores = scores.masked_fill(~mask[:, :, None], float("-inf"))
-    weights = torch.softmax(scores, dim=-1).to(value.dtype)
-    return (weights @ value[:, :, None]).reshape(rows, heads, queries, head_dim)
+        scores += mask
+    return (torch.softmax(scores, -1) @ value).reshape(rows, heads, 1, dim)
+
+
+def _tiled(query: Tensor, key: Tensor, value: Tensor, start: int, kind: AttentionKind) -> Tensor:
+    """Causal attention of one chunk, `[heads, queries, dim]`, whose first query is at position `start`.
+
+    `key` and `value` are `[kv_heads, at least start + queries, dim]`. Tiles of queries meet only the keys
+    they may see, and their scores stay in the core's cache: three times as fast as torch's own kernel in
+    bfloat16 on one core.
+    """
+    heads, queries, dim = query.shape
+    kv_heads = len(key)
+    grouped = (query * kind.scaling).reshape(kv_heads, heads // kv_heads, queries, dim)
+    out = torch.empty_like(grouped)
+    future = torch.full((_TILE, _TILE), -math.inf, dtype=query.dtype, device=query.device).triu_(1)
+    for first in range(0, queries, _TILE):
+        count = min(_TILE, queries - first)
+        end = start + first + count
+        low = 0 if kind.window is None else max(0, start + first + 1 - kind.window)
+        tile = grouped[:, :, first : first + count]
+        scores = _capped(tile.flatten(1, 2) @ key[:, low:end].transpose(-1, -2), kind)
+        visible = scores.view(*tile.shape[:3], end - low)
+        visible[..., -count:] += future[:count, :count]
+        if kind.window is not None:
+            # Query r sees keys above r + first + start - window: the rest is a triangle at the lower left.
+            past = torch.ones(count, end - low, dtype=torch.bool, device=query.device)
+            visible.masked_fill_(past.tril_(start + first - kind.window - low), -math.inf)
+        weights = torch.softmax(scores, -1)
+        out[:, :, first : first + count] = (weights @ value[:, low:end]).view(tile.shape)
+    return out.view(heads, queries, dim)
+
+
+def _capped(scores: Tensor, kind: AttentionKind) -> Tensor:
+    """Gemma 2's soft cap, where there is one."""
+    return scores if kind.softcap is None else torch.tanh(scores / kind.softcap) * kind.softcap
+
+
+def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kind: AttentionKind) -> Tensor:
+    """Torch's fused kernel, which is the better choice on GPUs; causal when there is no mask."""
+    return scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None and query.shape[2] > 1,
+        scale=kind.scaling,
+        enable_gqa=key.shape[1] < query.shape[1],
+    )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from common.engine.attention import PagedStep
+from common.engine.attention import AttentionKind, PagedStep
 from common.errors import UnsupportedModel
 from common.kv.layout import DType
 
@@ -88,7 +88,7 @@ def load_model(directory: Path, dtype: str, device: str) -> LoadedModel:
     except (ValueError, ImportError, NotImplementedError) as error:
         raise UnsupportedModel(f"{name}: {error}") from error
     module = module.to(device).eval().requires_grad_(False)
-    if device == "cpu" and used == "bfloat16" and torch.backends.mkldnn.is_available():
+    if device == "cpu" and used == "bfloat16" and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         _pack_linears(module)
     model = _probe(module, name, used)
     module.set_attn_implementation(_PAGED)
@@ -192,10 +192,8 @@ def _paged_attention(
     **_others: object,
 ) -> tuple[Tensor, None]:
     """An AttentionInterface function: `[1, heads, tokens, dim]` in, `[1, tokens, heads, dim]` out."""
-    layer = cast(int, module.layer_idx)
-    out = galley_step.attend(
-        layer, query[0], key[0], value[0], scaling=scaling, window=sliding_window, softcap=softcap
-    )
+    kind = AttentionKind(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
+    out = galley_step.attend(cast(int, module.layer_idx), query[0], key[0], value[0], kind)
     return out[None], None
 
 
