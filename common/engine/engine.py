@@ -31,6 +31,10 @@ class EngineSink(Protocol):
         """
         ...
 
+    def executed(self, plan: BatchPlan) -> None:
+        """A step has computed all of `plan`; for counting. Before what else is told of the same step."""
+        ...
+
     def progressed(self, seq: Sequence) -> None:
         """The KV of the first `num_computed` tokens is written. Before `stepped` of the same step.
 
@@ -116,6 +120,7 @@ class Engine:
                 self._sink.failed(seq, error)
             return
         self.last_step_ms = (self._clock.now() - begun) * 1e3
+        self._sink.executed(plan)
         rows = [self.scheduler.find(row.seq) for row in plan.rows]
         outputs = self.scheduler.complete(plan, result)
         for computed in rows:

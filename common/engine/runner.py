@@ -35,6 +35,11 @@ class PlanRow:
     choice: int
     sampling: SamplingParams
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """How many of the computed tokens belong to the request's own prompt."""
+        return max(0, min(self.start + self.count, self.num_prompt) - self.start)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:

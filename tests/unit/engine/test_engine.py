@@ -31,11 +31,15 @@ class Recorder:
         self.tokens: dict[int, list[int]] = {}
         self.errors: dict[int, GalleyError] = {}
         self.ended: dict[int, asyncio.Event] = {}
+        self.num_executed = 0
         self.on_started: Callable[[Sequence], None] = lambda seq: None
 
     def started(self, seq: Sequence) -> None:
         self.heard.append(("started", seq.id, len(seq.blocks)))
         self.on_started(seq)
+
+    def executed(self, plan: BatchPlan) -> None:
+        self.num_executed += plan.num_tokens
 
     def progressed(self, seq: Sequence) -> None:
         self.heard.append(("progressed", seq.id, seq.num_computed))

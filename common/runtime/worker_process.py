@@ -1,0 +1,111 @@
+"""A prefill or decode worker as a process: from settings to serving, with the real model, UCX and NATS.
+
+Probes answer first, then model and UCX get ready side by side, then the bus is joined. Knows nothing of what
+the duty does with its jobs.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import structlog
+from aiohttp import web
+
+from common import model_files
+from common.config import EngineSettings
+from common.engine.executor import ThreadExecutor
+from common.engine.runner_torch import TorchRunner
+from common.messages.subjects import Subjects
+from common.observability.http import add_probes, serve_http
+from common.observability.metrics import WorkerMetrics
+from common.runtime.bus import MessageBus
+from common.runtime.host import MakeDuty, Parts, WorkerHost
+from common.runtime.service import ServiceContext
+from common.transport.kv import KVTransport
+from common.transport.nats import NatsTransport
+from common.transport.ucx import open_ucx
+
+log = structlog.get_logger()
+
+WrapTransport = Callable[[KVTransport], KVTransport]
+
+
+class _Process:
+    """What the probes can see while the worker is being put together."""
+
+    def __init__(self) -> None:
+        self.stage = "loading the model"
+        self.bus: MessageBus | None = None
+        self.host: WorkerHost | None = None
+
+    def why_not_ready(self) -> str:
+        if self.bus is not None and not self.bus.connected:
+            return "the message bus is not connected"
+        if self.host is None:
+            return self.stage
+        return "" if self.host.ready else "not taking jobs"
+
+
+async def serve_worker(
+    settings: EngineSettings,
+    context: ServiceContext,
+    make_duty: MakeDuty,
+    *,
+    wrap_transport: WrapTransport = lambda transport: transport,
+) -> None:
+    """Run until the process is told to stop. Raises ConfigError for what can never work here."""
+    metrics = WorkerMetrics(settings.instance, settings.role)
+    process = _Process()
+    app = web.Application()
+    add_probes(app, metrics, process.why_not_ready)
+    async with AsyncExitStack() as stack:
+        http = await serve_http(app, settings.host, settings.port)
+        stack.push_async_callback(http.close)
+        url = http.url(settings.reachable_host)
+        context.announce(url)
+        async with asyncio.TaskGroup() as tasks:
+            loading = tasks.create_task(asyncio.to_thread(_load, settings))
+            opening = tasks.create_task(open_ucx(settings, metrics))
+        runner, transport = loading.result(), wrap_transport(opening.result())
+        stack.push_async_callback(transport.close)
+        metrics.engine_mode("eager").set(1)
+        process.stage = "joining the cluster"
+        bus = MessageBus(
+            NatsTransport(settings.nats_url, name=settings.instance), Subjects(settings.cluster)
+        )
+        metrics.control_connected.set_function(lambda: float(bus.connected))
+        process.bus = bus
+        stack.push_async_callback(bus.close)
+        if not await bus.connect(context.stopping):
+            return
+        parts = Parts(
+            ref=context.ref,
+            settings=settings,
+            clock=context.clock,
+            ids=context.ids,
+            bus=bus,
+            runner=runner,
+            executor=ThreadExecutor(runner),
+            transport=transport,
+            metrics=metrics,
+            http_url=url,
+        )
+        process.host = WorkerHost(parts, make_duty)
+        await process.host.run(context.stopping)
+
+
+def _load(settings: EngineSettings) -> TorchRunner:
+    runner = TorchRunner(
+        model_files.resolve(settings.model, settings.cache_path),
+        dtype=settings.dtype,
+        device=settings.device,
+        block_size=settings.block_size,
+        num_blocks=settings.num_blocks,
+        memory_fraction=settings.memory_fraction,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=settings.max_model_len,
+        threads=settings.threads,
+    )
+    seconds = runner.warm_up()
+    log.info("warmed up", seconds=round(seconds, 2))
+    return runner
