@@ -5,7 +5,7 @@ What the bench does not set comes from `GALLEY_*`, so `GALLEY_MODEL=... python -
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +15,9 @@ from rich.console import Console
 from bench.target import WORKER_ROLES, Target
 from common.errors import ConfigError
 from deploy.local.cluster import ChildDied, LocalCluster
+from deploy.local.model import prepare_model
 from deploy.local.processes import ChildProcess
-from deploy.local.spec import ClusterSpec
+from deploy.local.spec import ClusterSpec, ProcessSpec, plan_processes
 
 RUN_DIR = Path(".galley/bench")
 """Where the logs of the last cluster are found."""
@@ -28,13 +29,24 @@ class ClusterFailed(Exception):
 
 
 @asynccontextmanager
-async def own_cluster(spec: ClusterSpec, console: Console) -> AsyncIterator[Target]:
-    """Start `spec` on free ports under a name of its own; stop it on leaving. Raises ClusterFailed."""
+async def own_cluster(
+    spec: ClusterSpec,
+    console: Console,
+    *,
+    plan: Callable[[ClusterSpec], list[ProcessSpec]] = plan_processes,
+    run_dir: Path = RUN_DIR,
+) -> AsyncIterator[Target]:
+    """Start `spec` on free ports under a name of its own; stop it on leaving. Raises ClusterFailed.
+
+    `plan` makes the processes of the spec that is started, for benches of other programs than our services.
+    """
     settings = {"cluster": f"bench-{secrets.token_hex(4)}", **spec.settings}
     private = replace(spec, port=0, router_port=0, settings=settings)
     async with AsyncExitStack() as stack:
         try:
-            cluster = await stack.enter_async_context(LocalCluster(private, RUN_DIR, _Screen(console)))
+            cluster = LocalCluster(private, run_dir, _Screen(console), plans=plan(private))
+            await prepare_model(cluster.gateway_settings)
+            await stack.enter_async_context(cluster)
         except ConfigError as error:
             raise ClusterFailed(error.message) from error
         except ChildDied as error:
