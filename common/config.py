@@ -40,10 +40,11 @@ def parse_cores(spec: str) -> tuple[int, ...]:
     """
     cores: set[int] = set()
     for part in filter(None, (piece.strip() for piece in spec.split(","))):
-        first, _, last = part.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        if not first.isdecimal() or not last.isdecimal() or int(last) < int(first):
             raise ValueError(f"{part!r} is not a core or a range of cores; write them like 0,2-3")
-        cores.update(range(int(first), int(last or first) + 1))
+        cores.update(range(int(first), int(last) + 1))
     return tuple(sorted(cores))
 
 
@@ -64,26 +65,26 @@ class ServiceSettings(BaseSettings):
     )
     role: ClassVar[Role]
 
-    nats_url: str = Field("nats://127.0.0.1:4222", min_length=1, description="NATS servers, comma-separated")
+    nats_url: str = Field(default="nats://127.0.0.1:4222", min_length=1, description="NATS servers, comma-separated")
     cluster: Name = Field(
-        "default", description="name of the cluster; instances of one cluster see each other"
+        default="default", description="name of the cluster; instances of one cluster see each other"
     )
-    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
-    advertise_host: str = Field("", description="name by which others reach this host; else `host`")
-    port: Port = Field(0, description="HTTP port; 0 takes a free one")
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on")
+    advertise_host: str = Field(default="", description="name by which others reach this host; else `host`")
+    port: Port = Field(default=0, description="HTTP port; 0 takes a free one")
     instance: Name = Field(
-        "", validate_default=False, description="name of this instance, unique in the cluster"
+        default="", validate_default=False, description="name of this instance, unique in the cluster"
     )
-    beat_ms: int = Field(200, ge=20, le=1000, description="time between two beats, in ms")
+    beat_ms: int = Field(default=200, ge=20, le=1000, description="time between two beats, in ms")
     drain_seconds: float = Field(
-        30, ge=0, le=3600, description="after SIGTERM, time for what is running to end, in s"
+        default=30, ge=0, le=3600, description="after SIGTERM, time for what is running to end, in s"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level logged")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="lowest level logged")
     secret: SecretStr = Field(
-        SecretStr(""), description="secret of the cluster: signs KV transfers; environment or file only"
+        default=SecretStr(""), description="secret of the cluster: signs KV transfers; environment or file only"
     )
     announce_fd: int | None = Field(
-        None, ge=3, description="file descriptor that is told the service's address (for launchers)"
+        default=None, ge=3, description="file descriptor that is told the service's address (for launchers)"
     )
 
     @model_validator(mode="before")
@@ -121,15 +122,15 @@ class ModelSettings(ServiceSettings):
     """What has to be known to read the model's files: all but the router need it."""
 
     model: str = Field(
-        model_files.DEFAULT_MODEL, min_length=1, description="checkpoint: a directory, a hub id, or default"
+        default=model_files.DEFAULT_MODEL, min_length=1, description="checkpoint: a directory, a hub id, or default"
     )
-    served_model_name: str = Field("", description="name clients ask for; else the last part of `model`")
-    cache_dir: Path = Field(model_files.DEFAULT_CACHE_DIR, description="where converted checkpoints are kept")
+    served_model_name: str = Field(default="", description="name clients ask for; else the last part of `model`")
+    cache_dir: Path = Field(default=model_files.DEFAULT_CACHE_DIR, description="where converted checkpoints are kept")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="arithmetic and KV type; auto takes the checkpoint's"
+        default="auto", description="arithmetic and KV type; auto takes the checkpoint's"
     )
     max_model_len: PositiveInt | None = Field(
-        None, description="longest prompt + output, in tokens; else the checkpoint's limit"
+        default=None, description="longest prompt + output, in tokens; else the checkpoint's limit"
     )
 
     @property
@@ -149,42 +150,42 @@ class UcxSettings(BaseModel):
 
     tls: str = Field(default="", description="UCX transports, e.g. sm,tcp; else chosen at start")
     rndv_thresh: str = Field(
-        default="", description="size from which UCX takes its rendezvous protocol, e.g. 8192 or inf"
+       default= default="", description="size from which UCX takes its rendezvous protocol, e.g. 8192 or inf"
     )
     rndv_scheme: str = Field(default="", description="rendezvous scheme, e.g. get_zcopy")
     progress_mode: Literal["", "blocking", "polling", "thread", "thread-polling"] = Field(
-        default="", description="how UCX makes progress; else blocking"
+       default= default="", description="how UCX makes progress; else blocking"
     )
 
 
 class EngineSettings(ModelSettings):
     """What prefill and decode workers have in common."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
-    block_size: int = Field(16, ge=1, le=256, description="tokens in one KV block")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs")
+    block_size: int = Field(default=16, ge=1, le=256, description="tokens in one KV block")
     num_blocks: PositiveInt | None = Field(
-        None, description="KV blocks; else as many as memory_fraction allows"
+        default=None, description="KV blocks; else as many as memory_fraction allows"
     )
     memory_fraction: float = Field(
-        0.8, gt=0, le=1, description="share of free memory that the KV pool may take"
+        default=0.8, gt=0, le=1, description="share of free memory that the KV pool may take"
     )
-    max_num_seqs: PositiveInt = Field(64, description="sequences in one step")
-    max_num_batched_tokens: PositiveInt = Field(2048, description="tokens in one step")
+    max_num_seqs: PositiveInt = Field(default=64, description="sequences in one step")
+    max_num_batched_tokens: PositiveInt = Field(default=2048, description="tokens in one step")
     chunk_tokens: PositiveInt = Field(
-        256, description="prompt tokens of one sequence in one step, decodes first"
+        default=256, description="prompt tokens of one sequence in one step, decodes first"
     )
     policy: Literal["prefill_first", "decode_first"] = Field(
-        "prefill_first", description="who goes first in a step: whole prompts, or decodes with prompt chunks"
+        default="prefill_first", description="who goes first in a step: whole prompts, or decodes with prompt chunks"
     )
-    threads: PositiveInt | None = Field(None, description="threads of the model; else one for each core")
+    threads: PositiveInt | None = Field(default=None, description="threads of the model; else one for each core")
     cores: Annotated[str, AfterValidator(_checked_cores)] = Field(
-        "", description="cores to stay on, as taskset -c writes them: 0,2-3; empty is all"
+        default="", description="cores to stay on, as taskset -c writes them: 0,2-3; empty is all"
     )
-    kv_timeout_s: Seconds = Field(10, description="longest silence of a KV peer, in s")
+    kv_timeout_s: Seconds = Field(default=10, description="longest silence of a KV peer, in s")
     require_transport: str = Field(
-        "", description="refuse to start unless KV travels over this, e.g. cuda_ipc"
+        default="", description="refuse to start unless KV travels over this, e.g. cuda_ipc"
     )
-    ucx: UcxSettings = Field(UcxSettings(), description="UCX")
+    ucx: UcxSettings = Field(default=UcxSettings(), description="UCX")
 
     @model_validator(mode="after")
     def _guard_open_ports(self) -> Self:
@@ -201,35 +202,35 @@ class DecodeSettings(EngineSettings):
     role: ClassVar[Role] = "decode"
 
     policy: Literal["prefill_first", "decode_first"] = Field(
-        "decode_first", description="who goes first in a step: whole prompts, or decodes with prompt chunks"
+        default="decode_first", description="who goes first in a step: whole prompts, or decodes with prompt chunks"
     )
 
 
 class RouterSettings(ServiceSettings):
     role: ClassVar[Role] = "router"
 
-    port: Port = Field(8001, description="HTTP port; 0 takes a free one")
+    port: Port = Field(default=8001, description="HTTP port; 0 takes a free one")
     topology: Topology = Field(
-        "disaggregated", description="who prefills: prefill workers, or decode workers"
+        default="disaggregated", description="who prefills: prefill workers, or decode workers"
     )
-    routing_policy: Literal["least_tokens"] = Field("least_tokens", description="how an instance is chosen")
+    routing_policy: Literal["least_tokens"] = Field(default="least_tokens", description="how an instance is chosen")
     local_prefill_below_tokens: int = Field(
-        0, ge=0, description="shorter prompts go straight to a decode worker; 0 is none"
+        default=0, ge=0, description="shorter prompts go straight to a decode worker; 0 is none"
     )
     local_prefill_fallback: bool = Field(
-        False, description="let decode workers prefill while no prefill worker serves"
+        default=False, description="let decode workers prefill while no prefill worker serves"
     )
 
 
 class GatewaySettings(ModelSettings):
     role: ClassVar[Role] = "gateway"
 
-    port: Port = Field(8000, description="HTTP port; 0 takes a free one")
-    request_timeout_s: Seconds = Field(600, description="longest life of a request, in s")
-    first_token_timeout_s: Seconds = Field(60, description="longest wait for the first token, in s")
-    max_attempts: int = Field(4, ge=1, le=100, description="how often one choice is started at most")
-    max_requests: PositiveInt = Field(4096, description="requests in flight; more are refused with 429")
-    max_body_bytes: PositiveInt = Field(16 * 2**20, description="longest HTTP body, in bytes")
+    port: Port = Field(default=8000, description="HTTP port; 0 takes a free one")
+    request_timeout_s: Seconds = Field(default=600, description="longest life of a request, in s")
+    first_token_timeout_s: Seconds = Field(default=60, description="longest wait for the first token, in s")
+    max_attempts: int = Field(default=4, ge=1, le=100, description="how often one choice is started at most")
+    max_requests: PositiveInt = Field(default=4096, description="requests in flight; more are refused with 429")
+    max_body_bytes: PositiveInt = Field(default=16 * 2**20, description="longest HTTP body, in bytes")
 
 
 SERVICES: dict[Role, type[ServiceSettings]] = {
