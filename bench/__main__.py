@@ -49,7 +49,13 @@ def main(argv: Sequence[str], console: Console | None = None) -> int:
 async def _until_terminated(bench: Bench, frame: Frame, arguments: argparse.Namespace) -> Outcome:
     """SIGTERM ends a bench as Ctrl-C does: by cancelling it, so that its cluster is stopped on the way."""
     task = asyncio.ensure_future(bench.run(frame, arguments))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+    def stop() -> None:
+        # make passes on what its whole process group got already: a second one must not cut the stop short.
+        if not task.cancelling():
+            task.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
     return await task
 
 
