@@ -136,7 +136,7 @@ class NatsTransport:
         if client is not None:
             with suppress(Error, TimeoutError):  # a lost connection: the next one makes it anew
                 await subscription.attach(client)
-                await client.flush()
+                await _settled(client)
         return subscription
 
     def forget(self, subscription: "NatsSubscription") -> None:
@@ -197,7 +197,7 @@ class NatsTransport:
         self._client = client
         for subscription in list(self._subscriptions):
             await subscription.attach(client)
-        await client.flush()
+        await _settled(client)
 
     async def _use(self, client: Client, lost: asyncio.Event) -> None:
         """Returns when the connection is lost."""
@@ -331,6 +331,16 @@ def _resolve(answer: asyncio.Future[bytes], outcome: bytes | ControlError) -> No
         answer.set_exception(outcome)
     else:
         answer.set_result(outcome)
+
+
+async def _settled(client: Client) -> None:
+    """Wait until the server has taken in every subscription made so far. Raises nats.errors.Error.
+
+    nats-py writes the PING of a flush ahead of commands that its flusher task has not written yet; after
+    the first round trip they are written, and the second one proves that they were read.
+    """
+    await client.flush()
+    await client.flush()
 
 
 async def _discard(client: Client) -> None:

@@ -1,10 +1,12 @@
 """The buses under contract: the in-memory hub and a real nats-server, driven through one small interface."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Protocol
 
 import pytest
+import uvloop
 
 from common.transport.control import ControlTransport
 from common.transport.memory import MemoryHub
@@ -57,6 +59,11 @@ class NatsBus:
 
     async def start(self) -> None:
         await self._server.start()
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop of the real services: its order of callbacks differs from asyncio's own."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(params=["memory", "nats"])

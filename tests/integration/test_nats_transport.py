@@ -25,24 +25,22 @@ async def until_connected(transport: NatsTransport, connected: bool, timeout_s: 
 
 
 async def test_it_moves_to_another_server() -> None:
-    servers = [NatsServer(), NatsServer()]
-    async with running_nats() as third:
-        urls = ",".join([*(server.url for server in servers), third.url])
-        await servers[0].start()
-        client = NatsTransport(urls, name="mover")
-        try:
-            await client.connect()
-            await client.subscribe("a", echo)
-            states: Collector[bool] = Collector()
-            client.on_state(states.add)
-            await servers[0].stop()
-            await servers[1].start()
-            assert await states.wait_for(2) == [False, True]
-            assert await client.request("a", b"x", 5) == b"x"
-        finally:
-            await client.close()
-            for server in servers:
-                await server.stop()
+    first, second = NatsServer(), NatsServer()
+    client = NatsTransport(f"{first.url}, {second.url}", name="mover")
+    try:
+        await first.start()
+        await client.connect()
+        await client.subscribe("a", echo)
+        states: Collector[bool] = Collector()
+        client.on_state(states.add)
+        await first.stop()
+        await second.start()
+        assert await states.wait_for(2) == [False, True]
+        assert await client.request("a", b"x", 5) == b"x"
+    finally:
+        await client.close()
+        await first.stop()
+        await second.stop()
 
 
 async def test_a_hung_server_never_blocks_publishing_and_memory_stays_bounded() -> None:
