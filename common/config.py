@@ -65,7 +65,9 @@ class ServiceSettings(BaseSettings):
     )
     role: ClassVar[Role]
 
-    nats_url: str = Field(default="nats://127.0.0.1:4222", min_length=1, description="NATS servers, comma-separated")
+    nats_url: str = Field(
+        default="nats://127.0.0.1:4222", min_length=1, description="NATS servers, with commas"
+    )
     cluster: Name = Field(
         default="default", description="name of the cluster; instances of one cluster see each other"
     )
@@ -79,9 +81,12 @@ class ServiceSettings(BaseSettings):
     drain_seconds: float = Field(
         default=30, ge=0, le=3600, description="after SIGTERM, time for what is running to end, in s"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="lowest level logged")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="lowest level"
+    )
     secret: SecretStr = Field(
-        default=SecretStr(""), description="secret of the cluster: signs KV transfers; environment or file only"
+        default=SecretStr(""),
+        description="secret of the cluster, signs KV transfers; environment or file only",
     )
     announce_fd: int | None = Field(
         default=None, ge=3, description="file descriptor that is told the service's address (for launchers)"
@@ -122,10 +127,12 @@ class ModelSettings(ServiceSettings):
     """What has to be known to read the model's files: all but the router need it."""
 
     model: str = Field(
-        default=model_files.DEFAULT_MODEL, min_length=1, description="checkpoint: a directory, a hub id, or default"
+        default=model_files.DEFAULT_MODEL, min_length=1, description="directory, hub id, or default"
     )
-    served_model_name: str = Field(default="", description="name clients ask for; else the last part of `model`")
-    cache_dir: Path = Field(default=model_files.DEFAULT_CACHE_DIR, description="where converted checkpoints are kept")
+    served_model_name: str = Field(default="", description="name for clients; else the last part of `model`")
+    cache_dir: Path = Field(
+        default=model_files.DEFAULT_CACHE_DIR, description="where converted models are kept"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="arithmetic and KV type; auto takes the checkpoint's"
     )
@@ -150,11 +157,11 @@ class UcxSettings(BaseModel):
 
     tls: str = Field(default="", description="UCX transports, e.g. sm,tcp; else chosen at start")
     rndv_thresh: str = Field(
-       default= default="", description="size from which UCX takes its rendezvous protocol, e.g. 8192 or inf"
+        default="", description="size from which UCX takes its rendezvous protocol, e.g. 8192 or inf"
     )
     rndv_scheme: str = Field(default="", description="rendezvous scheme, e.g. get_zcopy")
     progress_mode: Literal["", "blocking", "polling", "thread", "thread-polling"] = Field(
-       default= default="", description="how UCX makes progress; else blocking"
+        default="", description="how UCX makes progress; else blocking"
     )
 
 
@@ -175,9 +182,9 @@ class EngineSettings(ModelSettings):
         default=256, description="prompt tokens of one sequence in one step, decodes first"
     )
     policy: Literal["prefill_first", "decode_first"] = Field(
-        default="prefill_first", description="who goes first in a step: whole prompts, or decodes with prompt chunks"
+        default="prefill_first", description="first in a step: whole prompts, or decodes and then chunks"
     )
-    threads: PositiveInt | None = Field(default=None, description="threads of the model; else one for each core")
+    threads: PositiveInt | None = Field(default=None, description="threads of the model; else one a core")
     cores: Annotated[str, AfterValidator(_checked_cores)] = Field(
         default="", description="cores to stay on, as taskset -c writes them: 0,2-3; empty is all"
     )
@@ -202,7 +209,7 @@ class DecodeSettings(EngineSettings):
     role: ClassVar[Role] = "decode"
 
     policy: Literal["prefill_first", "decode_first"] = Field(
-        default="decode_first", description="who goes first in a step: whole prompts, or decodes with prompt chunks"
+        default="decode_first", description="first in a step: whole prompts, or decodes and then chunks"
     )
 
 
@@ -213,7 +220,7 @@ class RouterSettings(ServiceSettings):
     topology: Topology = Field(
         default="disaggregated", description="who prefills: prefill workers, or decode workers"
     )
-    routing_policy: Literal["least_tokens"] = Field(default="least_tokens", description="how an instance is chosen")
+    routing_policy: Literal["least_tokens"] = Field(default="least_tokens", description="how to choose")
     local_prefill_below_tokens: int = Field(
         default=0, ge=0, description="shorter prompts go straight to a decode worker; 0 is none"
     )
@@ -229,7 +236,7 @@ class GatewaySettings(ModelSettings):
     request_timeout_s: Seconds = Field(default=600, description="longest life of a request, in s")
     first_token_timeout_s: Seconds = Field(default=60, description="longest wait for the first token, in s")
     max_attempts: int = Field(default=4, ge=1, le=100, description="how often one choice is started at most")
-    max_requests: PositiveInt = Field(default=4096, description="requests in flight; more are refused with 429")
+    max_requests: PositiveInt = Field(default=4096, description="requests in flight; more get 429")
     max_body_bytes: PositiveInt = Field(default=16 * 2**20, description="longest HTTP body, in bytes")
 
 
