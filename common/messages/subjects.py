@@ -1,6 +1,7 @@
 """The only place where NATS subjects are spelled. Knows nothing of who listens."""
 
 import re
+from typing import Literal
 
 from common.errors import ConfigError
 from common.ids import InstanceId
@@ -36,6 +37,13 @@ class Subjects:
 
     def _of(self, what: str, instance: InstanceId) -> str:
         return f"{self._prefix}.{what}.{_checked('instance', instance)}"
+
+
+def discovery(verb: Literal["PING", "INFO", "STATS"], service: str, identity: str) -> tuple[str, str, str]:
+    """Where one service listens by the NATS micro-service convention (ADR-32): asked to all services, to
+    those of its name, to it alone."""
+    name, own = _checked("service", service), _checked("identity", identity)
+    return f"$SRV.{verb}", f"$SRV.{verb}.{name}", f"$SRV.{verb}.{name}.{own}"
 
 
 def _checked(field: str, name: str) -> str:

@@ -7,6 +7,7 @@ messages mean.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 import structlog
@@ -27,6 +28,34 @@ Reply = Callable[[object], None]
 log = structlog.get_logger()
 
 
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """One subscription and what came of its messages; `handler_s` is the time spent in its handler."""
+
+    subject: str
+    queue: str
+    num_messages: int = 0
+    num_errors: int = 0
+    last_error: str = ""
+    handler_s: float = 0.0
+
+    def failed(self, error: Exception) -> None:
+        self.num_errors += 1
+        self.last_error = f"{type(error).__name__}: {error}"
+
+
+@dataclass(slots=True, eq=False)
+class BusSubscription:
+    endpoint: Endpoint
+    _endpoints: list[Endpoint]
+    _inner: Subscription
+
+    async def unsubscribe(self) -> None:
+        if self.endpoint in self._endpoints:
+            self._endpoints.remove(self.endpoint)
+        await self._inner.unsubscribe()
+
+
 class MessageBus:
     """Publish, request and subscribe with message objects."""
 
@@ -36,6 +65,8 @@ class MessageBus:
         self.num_invalid = 0
         """Payloads that were not a message of the kinds expected."""
         self.num_handler_errors = 0
+        self.endpoints: list[Endpoint] = []
+        """What is subscribed now, for discovery and statistics (runtime/micro.py)."""
         self._ids = ids or SystemIds()
         self._reassembly = Reassembly()
 
@@ -92,7 +123,7 @@ class MessageBus:
     @overload
     async def subscribe(
         self, subject: str, handler: Callable[[A, Reply], None], a: type[A], /, *, queue: str = ""
-    ) -> Subscription: ...
+    ) -> BusSubscription: ...
 
     @overload
     async def subscribe(
@@ -104,7 +135,7 @@ class MessageBus:
         /,
         *,
         queue: str = "",
-    ) -> Subscription: ...
+    ) -> BusSubscription: ...
 
     @overload
     async def subscribe(
@@ -117,24 +148,33 @@ class MessageBus:
         /,
         *,
         queue: str = "",
-    ) -> Subscription: ...
+    ) -> BusSubscription: ...
 
     async def subscribe(
         self, subject: str, handler: Callable[..., None], *kinds: type, queue: str = ""
-    ) -> Subscription:
+    ) -> BusSubscription:
         """Call `handler(message, reply)` for every message of `kinds`; it may only note down or enqueue."""
+        endpoint = Endpoint(subject, queue)
+        loop = asyncio.get_running_loop()
 
         def receive(incoming: Incoming) -> None:
+            started = loop.time()
+            endpoint.num_messages += 1
             try:
                 self._receive(incoming, handler, kinds)
             except MessageInvalid as error:
                 self.num_invalid += 1
-                log.warning("message_invalid", subject=incoming.subject, error=error.message)
-            except Exception:
+                endpoint.failed(error)
+                log.warning("message invalid", subject=incoming.subject, error=error.message)
+            except Exception as error:
                 self.num_handler_errors += 1
-                log.exception("handler_failed", subject=incoming.subject)
+                endpoint.failed(error)
+                log.exception("message handler failed", subject=incoming.subject)
+            endpoint.handler_s += loop.time() - started
 
-        return await self.transport.subscribe(subject, receive, queue)
+        inner = await self.transport.subscribe(subject, receive, queue)
+        self.endpoints.append(endpoint)
+        return BusSubscription(endpoint, self.endpoints, inner)
 
     async def close(self) -> None:
         await self.transport.close()
@@ -153,7 +193,7 @@ class MessageBus:
     def _reply(self, incoming: Incoming, answer: object) -> None:
         payload = encode(answer)
         if len(payload) > self.transport.max_payload:
-            log.error("reply_too_large", subject=incoming.subject, size=len(payload))
+            log.error("reply too large", subject=incoming.subject, size=len(payload))
             return
         incoming.reply(payload)
 

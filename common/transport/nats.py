@@ -98,7 +98,7 @@ class NatsTransport:
     def reply(self, subject: str, payload: bytes) -> None:
         """Answer on an inbox; like `publish`, but never raises."""
         if len(payload) > self._max_payload:
-            log.error("reply_too_large", size=len(payload))
+            log.error("reply too large", size=len(payload))
         else:
             self.publish(subject, payload)
 
@@ -203,14 +203,14 @@ class NatsTransport:
         """Returns when the connection is lost."""
         self._max_payload = client.max_payload
         self._last_complaint = ""
-        log.info("control_connected", server=client.connected_url.netloc.rpartition("@")[2])
+        log.info("NATS connected", server=client.connected_url.netloc.rpartition("@")[2])
         async with asyncio.TaskGroup() as group:
             writer = group.create_task(self._write(client, lost), name="nats-writer")
             self._set_connected(True)
             await lost.wait()
             writer.cancel()
         if not self._closing:
-            log.warning("control_lost")
+            log.warning("NATS lost")
 
     async def _write(self, client: Client, lost: asyncio.Event) -> None:
         while not lost.is_set():  # nats-py may swallow the cancellation of a publish
@@ -238,7 +238,7 @@ class NatsTransport:
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, SlowConsumerError):
             self.num_overflowed += 1
-            log.error("control_overflow", subject=error.subject)
+            log.error("messages dropped, handler too slow", subject=error.subject)
         else:
             self._complain(error)
 
@@ -248,7 +248,7 @@ class NatsTransport:
         if complaint != self._last_complaint:
             self._last_complaint = complaint
             servers = [url.rpartition("@")[2] for url in self._urls]
-            log.warning("control_trouble", servers=servers, error=complaint)
+            log.warning("NATS trouble", servers=servers, error=complaint)
 
     def _check_size(self, payload: bytes) -> None:
         if len(payload) > self._max_payload:
@@ -299,7 +299,7 @@ class NatsSubscription:
         try:
             self._handler(NatsIncoming(msg, self._transport.reply))
         except Exception:
-            log.exception("control_handler_failed", subject=msg.subject)
+            log.exception("message handler failed", subject=msg.subject)
 
 
 class NatsIncoming:

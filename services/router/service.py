@@ -29,6 +29,7 @@ from common.routing.policies import POLICIES
 from common.routing.rules import RequestRouter, RoutingRules
 from common.runtime.bus import MessageBus, Reply
 from common.runtime.heartbeat import Heartbeat
+from common.runtime.micro import MicroService
 
 LISTEN_S = 0.6
 """How long a new router hears beats before it answers: three beats of everybody."""
@@ -56,6 +57,7 @@ class RouterService:
         self._info = InstanceInfo(
             ref, "router", (MESSAGE_VERSION, MESSAGE_VERSION), http_url=http_url, ready=False
         )
+        self._cluster = settings.cluster
         self._topology = settings.topology
         self._view = ClusterView(clock)
         rules = RoutingRules(
@@ -72,6 +74,8 @@ class RouterService:
         subjects = self._bus.subjects
         heartbeat = Heartbeat(self._bus, lambda: RouterBeat(self._info), self._beat_s)
         beats = await self._bus.subscribe(subjects.beat, self._on_beat, WorkerBeat, RouterBeat, GatewayBeat)
+        micro = MicroService(self._bus, self._clock, self._cluster, lambda: self._info)
+        await micro.start()
         async with asyncio.TaskGroup() as tasks:
             owned = [tasks.create_task(heartbeat.run()), tasks.create_task(self._watch())]
             if not await _within(LISTEN_S, stopping):
@@ -91,6 +95,7 @@ class RouterService:
             self._bus.publish(subjects.beat, RouterBeat(self._info))
             for task in owned:
                 task.cancel()
+        await micro.stop()
         await beats.unsubscribe()
 
     def why_not_ready(self) -> str:
