@@ -4,12 +4,13 @@
 .PHONY: help setup up test check bench clean
 
 PYTHON := .venv/bin/python
+MARKERS := not gpu and not system
 
 # `make up NUM_BLOCKS=512` is `galley up num_blocks=512`: a variable of the command line that is no option of
 # `galley up` is a setting of the services, and galley says so if no service has it.
 GIVEN := $(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $v)),$v))
 UP_OPTIONS := HOST PORT ROUTER_PORT PREFILL DECODE TOPOLOGY CORES CONFIG RUN_DIR
-NOT_SETTINGS := $(UP_OPTIONS) TORCH_INDEX NAME ARGS
+NOT_SETTINGS := $(UP_OPTIONS) TORCH_INDEX NAME ARGS MARKERS
 lower = $(shell printf '%s' '$1' | tr 'A-Z_' 'a-z-')
 up_arguments = $(foreach v,$(filter $(UP_OPTIONS),$(GIVEN)),--$(call lower,$v)='$($v)') \
                $(foreach v,$(filter-out $(NOT_SETTINGS),$(GIVEN)),'$v=$($v)')
@@ -25,10 +26,10 @@ setup:  ## make .venv with pinned dependencies (DEVICE=cpu|cuda TORCH_INDEX=URL)
 	@DEVICE='$(DEVICE)' TORCH_INDEX='$(TORCH_INDEX)' sh scripts/setup.sh
 
 up: setup  ## start a whole cluster on this machine and serve until Ctrl-C
-	@exec .venv/bin/galley up $(up_arguments)
+	@exec .venv/bin/galley up --with-parent $(up_arguments)
 
 test: setup  ## run the tests that need neither a GPU nor root
-	@$(PYTHON) -m pytest -m 'not gpu and not system' $(ARGS)
+	@$(PYTHON) -m pytest -m '$(MARKERS)' $(ARGS)
 
 check: setup  ## lint, formatting and types
 	@$(PYTHON) -m ruff check .

@@ -5,6 +5,7 @@ deploy/local's business.
 """
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ from rich.console import Console
 from cli import status as status_command
 from cli import up as up_command
 from common.errors import GalleyError
+from deploy.local.child import die_with_parent
 from deploy.local.spec import DEFAULT_PORT, ClusterSpec
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -48,8 +50,11 @@ def up(
     cores: Annotated[str, typer.Option(help="cores that the workers share out, e.g. 0,2-3")] = "",
     config: Annotated[Path | None, typer.Option(help="TOML file with settings of the services")] = None,
     run_dir: RunDir = Path(".galley"),
+    with_parent: Annotated[bool, typer.Option(help="stop when the process that started this ends")] = False,
 ) -> None:
     """Start nats-server, router, workers and gateway here; Ctrl-C stops them all."""
+    if with_parent:
+        die_with_parent(signal.SIGTERM)
     settings = dict(up_command.parse_assignment(text) for text in assignments or ())
     try:
         spec = ClusterSpec(

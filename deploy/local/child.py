@@ -12,14 +12,18 @@ import sys
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def become(launcher: int, command: list[str]) -> None:
-    """Have the kernel send SIGKILL when `launcher` dies; exec `command`. Returns if it is dead already."""
+def die_with_parent(number: signal.Signals) -> None:
+    """Have the kernel send this process `number` when the thread that started it ends."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    if libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != launcher:  # it died before the kernel was asked
-        return
-    os.execvp(command[0], command)
+
+
+def become(launcher: int, command: list[str]) -> None:
+    """Exec `command`, to be killed with `launcher`. Returns only if that is dead already."""
+    die_with_parent(signal.SIGKILL)
+    if os.getppid() == launcher:  # it may have died before the kernel was asked
+        os.execvp(command[0], command)
 
 
 if __name__ == "__main__":
