@@ -22,7 +22,7 @@ from common.messages.cluster import MESSAGE_VERSION, InstanceInfo
 from common.observability.metrics import WorkerMetrics
 from common.routing.cluster_view import ClusterView
 from common.runtime.bus import MessageBus
-from common.runtime.worker import Duty, Worker
+from common.runtime.worker import Duty, Stage, Worker
 from common.transport.kv import KVTransport
 
 
@@ -82,6 +82,7 @@ class WorkerHost:
             clock=parts.clock,
             info=_info(parts),
             view=ClusterView(parts.clock),
+            metrics=parts.metrics,
             beat_s=settings.beat_ms / 1e3,
         )
         self.duty = make_duty(parts, self.worker, self.pool)
@@ -135,7 +136,15 @@ def _info(parts: Parts) -> InstanceInfo:
 
 def _mirror(metrics: WorkerMetrics, pool: BlockPool, worker: Worker) -> None:
     """Bind the gauges that show live state."""
+
+    def staged(stage: Stage) -> Callable[[], float]:
+        return lambda: sum(held.stage == stage for held in worker.held.values())
+
     metrics.kv_blocks("free").set_function(lambda: pool.num_free - pool.num_cached)
     metrics.kv_blocks("cached").set_function(lambda: pool.num_cached)
     metrics.kv_blocks("used").set_function(lambda: pool.num_used)
     metrics.requests_in_flight.set_function(lambda: len(worker.held))
+    metrics.requests_queued.set_function(staged("queued"))
+    metrics.requests_prefilling.set_function(staged("prefilling"))
+    metrics.requests_waiting_for_kv.set_function(staged("waiting_for_kv"))
+    metrics.requests_decoding.set_function(staged("decoding"))

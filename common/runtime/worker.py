@@ -7,7 +7,7 @@ leases. Everything runs on one event loop; message handlers only note things dow
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import structlog
 
@@ -17,6 +17,7 @@ from common.ids import AttemptKey, InstanceId, InstanceRef
 from common.messages.cluster import GatewayBeat, InstanceInfo, LoadReport, RouterBeat, WorkerBeat
 from common.messages.generation import Abort, Accepted, Job, Refused
 from common.messages.stream import FailedItem, FrameItem, Resend
+from common.observability.metrics import WorkerMetrics
 from common.routing.cluster_view import ClusterView
 from common.runtime.aborts import abort_until_answered
 from common.runtime.attempts import AttemptTable
@@ -26,6 +27,8 @@ from common.runtime.outbox import Outbox
 
 log = structlog.get_logger()
 
+Stage = Literal["queued", "prefilling", "waiting_for_kv", "decoding"]
+
 
 @dataclass(slots=True, eq=False)
 class Held:
@@ -34,6 +37,11 @@ class Held:
     key: AttemptKey
     gateway: InstanceId
     deadline: float
+
+    @property
+    def stage(self) -> Stage:
+        """Where it is now, for the gauges."""
+        raise NotImplementedError
 
 
 class Duty(Protocol):
@@ -68,6 +76,7 @@ class Worker:
         clock: Clock,
         info: InstanceInfo,
         view: ClusterView,
+        metrics: WorkerMetrics,
         beat_s: float,
     ) -> None:
         self.bus = bus
@@ -75,6 +84,7 @@ class Worker:
         self.clock = clock
         self.view = view
         self.info = info
+        self.metrics = metrics
         self.held: dict[AttemptKey, Held] = {}
         self.attempts = AttemptTable(clock)
         self._beat_s = beat_s
@@ -114,12 +124,18 @@ class Worker:
             if not self.held:
                 self._emptied.set()
 
+    def done(self, held: Held) -> None:
+        """The attempt has ended well here: finished, or handed over."""
+        self.drop(held)
+        self.metrics.requests("ok").inc()
+
     def fail(self, duty: Duty, held: Held, error: GalleyError) -> None:
         """Give the attempt up and tell its gateway, which may start another one."""
         if self.held.get(held.key) is not held:
             return
         self.drop(held)
         duty.end(held)
+        self.metrics.requests("error").inc()
         log.warning("attempt failed", key=held.key, code=error.code, error=error.message)
         item = FailedItem(held.key, error.code or "error", error.message, error.retryable)
         self.emit(held.gateway, item)
@@ -160,8 +176,7 @@ class Worker:
         def on_abort(abort: Abort, reply: Reply) -> None:
             self.attempts.abort(abort.key, abort.time_left_s)
             for held in self._upto(abort.key):
-                self.drop(held)
-                duty.end(held)
+                self._abort(duty, held, abort.reason)
             reply(Accepted())
 
         def on_resend(resend: Resend, _: Reply) -> None:
@@ -224,12 +239,16 @@ class Worker:
         lost = {ref.instance for ref in dead} | set(self._outbox.overdue())
         for held in list(self.held.values()):
             if held.gateway in lost:
-                self.drop(held)
-                duty.end(held)
+                self._abort(duty, held, "gateway_dead")
             elif now >= held.deadline:
                 self.fail(duty, held, DeadlineExceeded("the request's time is over"))
         for gateway in lost:
             self._outbox.forget(InstanceId(gateway))
+
+    def _abort(self, duty: Duty, held: Held, reason: str) -> None:
+        self.drop(held)
+        duty.end(held)
+        self.metrics.requests_aborted(reason).inc()
 
     def _upto(self, key: AttemptKey) -> list[Held]:
         """What is held for this attempt and earlier ones of its (request, choice)."""

@@ -13,6 +13,7 @@ import structlog
 from common.kv.importer import KVImporter
 
 from common.engine.engine import Engine
+from common.engine.runner import BatchPlan
 from common.engine.scheduler import StepOutput
 from common.engine.sequence import Sequence
 from common.errors import GalleyError, KVTransferError
@@ -25,7 +26,8 @@ from common.messages.handoff import KVHandoff
 from common.messages.stream import DecodingItem, PrefillStats, TokensItem
 from common.runtime.bus import Reply
 from common.runtime.items import finish_item, tokens_item
-from common.runtime.worker import Held, Worker
+from common.runtime.step_meter import StepMeter
+from common.runtime.worker import Held, Stage, Worker
 
 log = structlog.get_logger()
 
@@ -47,6 +49,14 @@ class Decoding(Held):
     pull: asyncio.Task[None] | None = None
     seq: Sequence | None = None
     started: float | None = None
+
+    @property
+    def stage(self) -> Stage:
+        if self.seq is None:
+            return "waiting_for_kv"
+        if self.handoff is None and self.started is None and not self.seq.num_output:
+            return "queued"
+        return "decoding" if self.seq.num_computed >= self.seq.num_prompt else "prefilling"
 
 
 class DecodeService:
@@ -79,6 +89,7 @@ class DecodeService:
     def attach(self, engine: Engine) -> None:
         """The engine whose sink this is; before the first job."""
         self._engine = engine
+        self._meter = StepMeter(self._worker.metrics, engine.scheduler)
 
     # --- duty -------------------------------------------------------------------------------------
 
@@ -187,7 +198,7 @@ class DecodeService:
         first = result.final.choices[0]
         if first.finish is not None:
             self._pool.release(blocks)
-            self._worker.drop(held)
+            self._worker.done(held)
             return
         seq = self._sequence(handoff, [*handoff.prompt_ids, *handoff.output_ids, first.token], held)
         seq.blocks, seq.num_computed = blocks, handoff.num_tokens
@@ -236,6 +247,9 @@ class DecodeService:
         held = self._by_seq[seq.id]
         held.started = held.started or self._worker.clock.now()
 
+    def executed(self, plan: BatchPlan) -> None:
+        self._meter.count(plan)
+
     def progressed(self, seq: Sequence) -> None:
         """Nobody waits for the KV of a decode."""
 
@@ -246,7 +260,7 @@ class DecodeService:
             if output.finish:
                 self._worker.emit(held.gateway, finish_item(output))
                 del self._by_seq[output.seq.id]
-                self._worker.drop(held)
+                self._worker.done(held)
         self._admit()
 
     def failed(self, seq: Sequence, error: GalleyError) -> None:

@@ -15,6 +15,7 @@ import structlog
 from common.kv.exporter import KVExporter
 
 from common.engine.engine import Engine
+from common.engine.runner import BatchPlan
 from common.engine.scheduler import StepOutput
 from common.engine.sequence import Sequence
 from common.errors import ControlError, ControlTimeout, GalleyError, MessageInvalid, NoInstance, WorkerFailed
@@ -34,7 +35,8 @@ from common.messages.generation import (
 from common.messages.handoff import KVHandoff, KVSource, LeaseGrant
 from common.messages.stream import BoundItem, PrefillStats
 from common.runtime.items import finish_item, tokens_item
-from common.runtime.worker import Held, Worker
+from common.runtime.step_meter import StepMeter
+from common.runtime.worker import Held, Stage, Worker
 
 log = structlog.get_logger()
 
@@ -62,7 +64,14 @@ class Prefilling(Held):
     lease: LeaseId | None = None
     decode: InstanceRef | None = None
     bound: bool = False
+    sampled: bool = False
     binding: asyncio.Task[None] | None = None
+
+    @property
+    def stage(self) -> Stage:
+        if self.sampled:
+            return "waiting_for_kv"
+        return "prefilling" if self.started else "queued"
 
 
 class PrefillService:
@@ -94,6 +103,7 @@ class PrefillService:
     def attach(self, engine: Engine) -> None:
         """The engine whose sink this is; before the first job."""
         self._engine = engine
+        self._meter = StepMeter(self._worker.metrics, engine.scheduler)
 
     # --- duty -------------------------------------------------------------------------------------
 
@@ -172,6 +182,9 @@ class PrefillService:
         )
         held.binding = self._worker.spawn(self._bind(held, held.lease))
 
+    def executed(self, plan: BatchPlan) -> None:
+        self._meter.count(plan)
+
     def progressed(self, seq: Sequence) -> None:
         held = self._by_seq.get(seq.id)
         if held and held.lease is not None:
@@ -180,11 +193,12 @@ class PrefillService:
     def stepped(self, outputs: Seq[StepOutput]) -> None:
         for output in outputs:
             held = self._by_seq.pop(output.seq.id)
+            held.sampled = True
             stats = self._stats(held)
             self._worker.emit(held.gateway, tokens_item(output, stats))
             if output.finish or held.lease is None:
                 self._worker.emit(held.gateway, finish_item(output))
-                self._worker.drop(held)
+                self._worker.done(held)
                 self.end(held)
             else:
                 token = FirstToken(held.key.choice, output.token, output.logprobs)
@@ -203,7 +217,7 @@ class PrefillService:
 
     def lease_ended(self, held: Prefilling) -> None:
         """The reader has everything: nothing is held here any more."""
-        self._worker.drop(held)
+        self._worker.done(held)
 
     # --- handing over -----------------------------------------------------------------------------
 

@@ -1,0 +1,24 @@
+"""Counts what an engine's steps computed into a worker's metrics. Knows nothing of requests."""
+
+from common.engine.runner import BatchPlan
+from common.engine.scheduler import Scheduler
+from common.observability.metrics import WorkerMetrics
+
+
+class StepMeter:
+    """`count` once per executed plan."""
+
+    def __init__(self, metrics: WorkerMetrics, scheduler: Scheduler) -> None:
+        self._metrics = metrics
+        self._scheduler = scheduler
+        self._preemptions = 0
+        self._recomputed = 0
+
+    def count(self, plan: BatchPlan) -> None:
+        metrics, scheduler = self._metrics, self._scheduler
+        metrics.prompt_tokens_computed.inc(sum(row.num_prompt_tokens for row in plan.rows))
+        metrics.generated_tokens.inc(sum(row.sample for row in plan.rows))
+        metrics.preemptions.inc(scheduler.num_preemptions - self._preemptions)
+        metrics.recomputed_tokens.inc(scheduler.num_recomputed_tokens - self._recomputed)
+        self._preemptions = scheduler.num_preemptions
+        self._recomputed = scheduler.num_recomputed_tokens
