@@ -23,13 +23,13 @@ class ChoiceText:
         decode: Decode,
         special: frozenset[int],
         ending: frozenset[int],
-        stop: tuple[str, ...],
+        matcher: StopMatcher,
     ) -> None:
         self.num_tokens = 0
         self._index = index
         self._ending = ending
         self._detokenizer = Detokenizer(decode, special | ending)
-        self._matcher = StopMatcher(stop)
+        self._matcher = matcher
 
     @property
     def stopped(self) -> bool:

@@ -51,6 +51,7 @@ class RequestFlow:
         self.record = record
         self.reply = Reply(
             max_waiting * len(texts),
+            usage=lambda: self.usage,
             on_overflow=lambda: self.abort("slow_reader"),
             on_close=lambda: self.abort("client"),
         )
@@ -153,7 +154,6 @@ class RequestFlow:
 
     def _close(self, error: GalleyError | None, aborted: str) -> None:
         self._over = True
-        self.reply.usage = self.usage
         if error is not None:
             self.reply.fail(error)
         else:

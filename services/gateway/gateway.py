@@ -13,7 +13,7 @@ import structlog
 
 from common.clock import Clock
 from common.config import GatewaySettings
-from common.errors import Cancelled, ContextLengthExceeded, NoInstance, Overloaded
+from common.errors import ContextLengthExceeded, NoInstance, Overloaded
 from common.ids import IdSource, InstanceId, InstanceRef, RequestId
 from common.messages.cluster import MESSAGE_VERSION, Beat, GatewayBeat, InstanceInfo, RouterBeat, WorkerBeat
 from common.messages.generation import Abort
@@ -37,7 +37,8 @@ from services.gateway.recent import RecentRequests
 from services.gateway.recording import RequestRecord
 from services.gateway.reply import Reply
 from services.gateway.request import Generation
-from services.gateway.tokenizing import Tokenizer
+from services.gateway.stop_strings import StopMatcher
+from services.gateway.vocabulary import Vocabulary
 
 log = structlog.get_logger()
 
@@ -67,16 +68,6 @@ class Limits:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What the gateway knows of the model: how tokens read, which end a text, how long one may get."""
-
-    tokenizer: Tokenizer
-    eos_ids: frozenset[int]
-    max_model_len: int
-    model: str
-
-
 class Gateway:
     """`run` serves until told to stop and owns all tasks; `submit` starts a request at any time meanwhile.
 
@@ -93,7 +84,6 @@ class Gateway:
         vocabulary: Vocabulary,
         limits: Limits,
         metrics: GatewayMetrics,
-        http_url: str = "",
     ) -> None:
         self.vocabulary = vocabulary
         self.view = ClusterView(clock)
@@ -101,7 +91,7 @@ class Gateway:
         self.ids = ids
         self.draining = False
         self.info = InstanceInfo(
-            ref, "gateway", (MESSAGE_VERSION, MESSAGE_VERSION), http_url, model=vocabulary.model
+            ref, "gateway", (MESSAGE_VERSION, MESSAGE_VERSION), "", model=vocabulary.model
         )
         self._bus = bus
         self._clock = clock
@@ -183,6 +173,10 @@ class Gateway:
             return "no prefill instance serves that a decode instance can be paired with"
         return ""
 
+    def listens_at(self, http_url: str) -> None:
+        """The address that the beats tell."""
+        self.info = replace(self.info, http_url=http_url)
+
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -222,7 +216,7 @@ class Gateway:
             except TimeoutError:
                 log.warning("drain_timed_out", requests=len(self._flows))
         for flow in list(self._flows.values()):
-            flow.abort("shutdown", Cancelled("the gateway is shutting down"))
+            flow.abort("shutdown", NoInstance("this gateway is shutting down", retry_after_s=1.0))
 
     # --- what arrives -----------------------------------------------------------------------------
 
@@ -280,7 +274,8 @@ class Gateway:
             if not spec.sampling.ignore_eos:
                 ending |= self.vocabulary.eos_ids
             special = tokenizer.special_ids
-            texts.append(ChoiceText(index, tokenizer.decode, special, ending, generation.stop))
+            matcher = StopMatcher(generation.stop, include=generation.include_stop)
+            texts.append(ChoiceText(index, tokenizer.decode, special, ending, matcher))
         return texts
 
     def _arm(self, flow: RequestFlow) -> None:

@@ -51,7 +51,7 @@ class RequestRecord:
         self.metrics.migrations.inc()
         log.info(
             "choice_migrated",
-            request=self.generation.request,
+            request_id=self.generation.request,
             choice=choice,
             num_tokens=num_tokens,
             cause=cause.message,
@@ -69,7 +69,7 @@ class RequestRecord:
             self.metrics.tpot_seconds.observe(timeline.tpot_s)
         log.info(
             "request",
-            request=self.generation.request,
+            request_id=self.generation.request,
             client_id=self.generation.client_id,
             status=status,
             aborted=aborted,

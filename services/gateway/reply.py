@@ -24,9 +24,15 @@ class Reply:
     | ended | any               | ended                                                               |
     """
 
-    def __init__(self, limit: int, *, on_overflow: Callable[[], None], on_close: Callable[[], None]) -> None:
-        self.usage = Usage(0, 0, 0)
-        """Counts so far; complete once the iteration has ended."""
+    def __init__(
+        self,
+        limit: int,
+        *,
+        usage: Callable[[], Usage],
+        on_overflow: Callable[[], None],
+        on_close: Callable[[], None],
+    ) -> None:
+        self._usage = usage
         self._limit = limit
         self._on_overflow = on_overflow
         self._on_close = on_close
@@ -36,6 +42,11 @@ class Reply:
         self._news = asyncio.Event()
         self.on_lost: Callable[[], None] | None = None
         """Called when the reader was too slow: it may hang in a write that only this can end."""
+
+    @property
+    def usage(self) -> Usage:
+        """Counts so far; complete once the iteration has ended."""
+        return self._usage()
 
     @property
     def ended(self) -> bool:

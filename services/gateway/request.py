@@ -23,13 +23,14 @@ class ChoiceSpec:
 class Generation:
     """One client request. Choice i of the answer is `choices[i]`.
 
-    `stop` are stop strings (text, matched by the gateway). `client_id` is the client's own X-Request-Id, a
-    label only.
+    `stop` are strings that end the text, shown with `include_stop` only. `client_id` is the client's own
+    X-Request-Id, a label only.
     """
 
     request: RequestId
     choices: tuple[ChoiceSpec, ...]
     stop: tuple[str, ...] = ()
+    include_stop: bool = False
     priority: int = 0
     cache_salt: str = ""
     slo: SLO | None = None

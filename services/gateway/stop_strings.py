@@ -8,13 +8,14 @@ class StopMatcher:
     """Feeds on text; the result does not depend on how the text was cut into pieces.
 
     The stop string whose match *ends* first wins (then the longer one), because that is the one that is
-    seen first when text comes character by character.
+    seen first when text comes character by character. With `include`, the match itself is let out.
     """
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], *, include: bool = False) -> None:
         if "" in stops:
             raise ValueError("an empty stop string matches everywhere")
         self._stops = stops
+        self._include = include
         self._held = ""
         self.matched = False
 
@@ -27,7 +28,8 @@ class StopMatcher:
         if ends:
             self.matched = True
             self._held = ""
-            return text[: min(ends)[1]]
+            end, start = min(ends)
+            return text[: end if self._include else start]
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from common.clock import LoopClock
 from common.ids import AttemptKey, Incarnation, InstanceId, InstanceRef, SeededIds
@@ -23,9 +24,10 @@ from common.observability.metrics import GatewayMetrics
 from common.runtime.bus import MessageBus, Reply
 from common.runtime.outbox import Outbox
 from common.transport.memory import Fate, MemoryHub, at_once
-from services.gateway.gateway import Gateway, Limits, Vocabulary
+from services.gateway.gateway import Gateway, Limits
 from services.gateway.reply import Reply as GatewayReply
 from services.gateway.request import ChoiceSpec, Delta, Generation
+from services.gateway.vocabulary import Vocabulary
 from tests.support.waiting import Collector
 
 EOS = 0
@@ -195,7 +197,7 @@ def generation(
     n: int = 1,
     max_tokens: int = 20,
     stop: tuple[str, ...] = (),
-    **sampling: object,
+    **sampling: Any,
 ) -> Generation:
     params = SamplingParams(max_tokens, 7, **sampling)
     spec = ChoiceSpec(0, (1, 2, 3), params)

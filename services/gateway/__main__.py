@@ -1,0 +1,75 @@
+"""`python -m services.gateway`: the gateway as a process."""
+
+import asyncio
+import sys
+
+from common import model_files
+from common.config import GatewaySettings, load
+from common.messages.subjects import Subjects
+from common.observability.http import serve_http
+from common.observability.metrics import GatewayMetrics
+from common.runtime.bus import MessageBus
+from common.runtime.service import ServiceContext, run_service
+from common.transport.nats import NatsTransport
+from services.gateway.gateway import Gateway, Limits, unique_ref
+from services.gateway.http.app import make_app
+from services.gateway.tokenizing import ModelTokenizer, TokenizerPool
+from services.gateway.vocabulary import Vocabulary
+
+
+async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
+    """Tokenizer first, because nothing can be said without it; then HTTP; then the bus."""
+    vocabulary = await asyncio.to_thread(read_vocabulary, settings)
+    tokenizers = TokenizerPool(vocabulary.tokenizer, vocabulary.max_model_len)
+    bus = MessageBus(NatsTransport(settings.nats_url, name=settings.instance), Subjects(settings.cluster))
+    gateway = Gateway(
+        ref=unique_ref(context.ref),
+        bus=bus,
+        clock=context.clock,
+        ids=context.ids,
+        vocabulary=vocabulary,
+        limits=Limits.of(settings),
+        metrics=GatewayMetrics(settings.instance),
+    )
+    app = make_app(gateway, tokenizers, context.clock, max_body_bytes=settings.max_body_bytes)
+    http = await serve_http(app, settings.host, settings.port)
+    try:
+        gateway.listens_at(http.url(settings.reachable_host))
+        context.announce(http.url(settings.reachable_host))
+        if await bus.connect(context.stopping):
+            await run_and_drain(gateway, settings.drain_seconds, context.stopping)
+    finally:
+        await http.close()
+        await bus.close()
+        tokenizers.close()
+
+
+async def run_and_drain(gateway: Gateway, drain_s: float, stopping: asyncio.Event) -> None:
+    """Serve until `stopping`, then until what runs has ended, for at most `drain_s` seconds."""
+    drained = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(gateway.run(drained))
+        await stopping.wait()
+        await gateway.drain(drain_s)
+        drained.set()
+
+
+def read_vocabulary(settings: GatewaySettings) -> Vocabulary:
+    """What the model's directory says. Raises ConfigError. Takes a second or two."""
+    directory = model_files.resolve(settings.model, settings.cache_path)
+    longest = model_files.max_model_len(directory)
+    return Vocabulary(
+        tokenizer=ModelTokenizer(directory),
+        eos_ids=frozenset(model_files.eos_token_ids(directory)),
+        max_model_len=min(settings.max_model_len or longest, longest),
+        model=settings.model_name,
+    )
+
+
+def main() -> None:
+    settings = load(GatewaySettings, sys.argv[1:])
+    run_service(settings, lambda context: serve(settings, context))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Every answer is JSON, every failure an OpenAI-shaped error, every response carries X-Request-Id.
+
+Knows nothing of what handlers do.
+"""
+
+import re
+
+import orjson
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from common.errors import (
+    BodyTooLarge,
+    GalleyError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    UnsupportedMediaType,
+)
+from common.ids import IdSource
+from services.gateway.openai.errors import error_body, error_headers
+
+LABEL = web.RequestKey("client_id", str)
+"""The client's own X-Request-Id, or one that we drew: a label for logs and the response."""
+
+_LABEL = re.compile(r"[\x21-\x7e]{1,128}")
+
+log = structlog.get_logger()
+
+
+def label_requests(ids: IdSource) -> Middleware:
+    """The middleware that labels requests and turns exceptions into JSON errors."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("X-Request-Id", "")
+        label = request[LABEL] = given if _LABEL.fullmatch(given) else ids.hex(12)
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            response = error_response(_of_http(error, request))
+            if "Allow" in error.headers:
+                response.headers["Allow"] = error.headers["Allow"]
+        except GalleyError as error:
+            response = error_response(error)
+        except Exception:
+            log.exception("handler_failed", path=request.path, client_id=label)
+            response = error_response(GalleyError("something went wrong inside the gateway"))
+        if not response.prepared:
+            response.headers["X-Request-Id"] = label
+        return response
+
+    return middleware
+
+
+def error_response(error: GalleyError) -> web.Response:
+    return web.Response(
+        body=orjson.dumps(error_body(error)),
+        status=error.status,
+        headers=error_headers(error),
+        content_type="application/json",
+    )
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The body of a JSON request. Raises UnsupportedMediaType, InvalidRequest, BodyTooLarge."""
+    kind = request.content_type
+    given = "Content-Type" in request.headers
+    if given and kind != "application/json" and not kind.endswith("+json"):
+        raise UnsupportedMediaType(f"send application/json, not {kind}")
+    try:
+        return await request.read()
+    except (web.HTTPException, ConnectionError):
+        raise
+    except Exception as error:  # broken chunks or a broken Content-Encoding
+        raise InvalidRequest(f"the body cannot be read: {error}") from error
+
+
+def _of_http(error: web.HTTPException, request: web.Request) -> GalleyError:
+    match error.status:
+        case 404:
+            return NotFound(f"there is nothing at {request.path}")
+        case 405:
+            return MethodNotAllowed(f"{request.path} does not take {request.method}")
+        case 413:
+            return BodyTooLarge(f"the body is too large: {error.text}")
+        case _:
+            return InvalidRequest(error.reason) if error.status < 500 else GalleyError(error.reason)

@@ -1,0 +1,62 @@
+"""Server-sent events to one client: one write per batch, and a client that does not read is not waited for.
+
+Knows nothing of what the events say.
+"""
+
+import socket
+from collections.abc import Iterable
+
+import orjson
+from aiohttp import web
+
+DONE = b"data: [DONE]\n\n"
+SEND_BUFFER = 32 * 1024
+"""Bytes that the kernel and asyncio may each hold for a slow reader, before it is noticed."""
+
+
+def event(body: object) -> bytes:
+    """One data line; JSON escapes newlines, so a body is always one event."""
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+class EventStream:
+    """The response of one streamed request. `begin` sends the headers."""
+
+    def __init__(self, request: web.Request, headers: dict[str, str]) -> None:
+        self._request = request
+        self._response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+                **headers,
+            }
+        )
+
+    @property
+    def response(self) -> web.StreamResponse:
+        return self._response
+
+    async def begin(self) -> None:
+        transport = self._request.transport
+        if transport is not None:
+            transport.set_write_buffer_limits(high=SEND_BUFFER)
+            sock = transport.get_extra_info("socket")
+            if sock is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        await self._response.prepare(self._request)
+
+    async def write(self, events: Iterable[bytes]) -> None:
+        """Send events in one write; waits while the client does not read."""
+        data = b"".join(events)
+        if data:
+            await self._response.write(data)
+
+    async def end(self, events: Iterable[bytes]) -> None:
+        await self.write((*events, DONE))
+        await self._response.write_eof()
+
+    def cut(self) -> None:
+        """Drop the connection; a write that waits fails at once."""
+        if self._request.transport is not None:
+            self._request.transport.abort()

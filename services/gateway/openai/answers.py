@@ -1,0 +1,145 @@
+"""Answers in OpenAI's shapes: whole bodies and stream chunks, for chat and for completions.
+
+Pure: deltas in, JSON-able dicts out. Knows nothing of SSE and HTTP.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.gateway.openai.logprobs import BytesOf, CompletionLogprobs, chat_logprobs
+from services.gateway.request import Delta, Token, Usage
+
+Body = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What every body of one answer repeats. `created` is in seconds since the epoch."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    def body(self, kind: str, choices: list[Body]) -> Body:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": choices,
+        }
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """One choice gathered from its deltas."""
+
+    text: str
+    tokens: list[Token]
+    finish: str
+
+
+def gather(deltas: Sequence[Delta], num_choices: int) -> list[WholeChoice]:
+    choices = []
+    for index in range(num_choices):
+        mine = [delta for delta in deltas if delta.choice == index]
+        text = "".join(delta.text for delta in mine)
+        tokens = [token for delta in mine for token in delta.tokens]
+        choices.append(WholeChoice(text, tokens, next((d.finish for d in mine if d.finish), "")))
+    return choices
+
+
+def usage_body(usage: Usage) -> Body:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+class Shape(Protocol):
+    """One endpoint's way to say things; an instance serves one request."""
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Body: ...
+
+    def chunks(self, delta: Delta) -> Iterator[Body]:
+        """Chunks for one delta; none when it has nothing to show."""
+        ...
+
+    def usage_chunk(self, usage: Usage) -> Body:
+        """The last chunk, when the client asked for usage."""
+        ...
+
+
+class ChatShape:
+    """chat.completion and chat.completion.chunk; the role goes ahead of each choice's first chunk."""
+
+    def __init__(self, head: AnswerHead, bytes_of: BytesOf, *, logprobs: bool) -> None:
+        self._head = head
+        self._bytes_of = bytes_of
+        self._logprobs = logprobs
+        self._begun: set[int] = set()
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Body:
+        bodies: list[Body] = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": self._logprobs_of(choice.tokens),
+                "finish_reason": choice.finish,
+            }
+            for index, choice in enumerate(choices)
+        ]
+        return self._head.body("chat.completion", bodies) | {"usage": usage_body(usage)}
+
+    def chunks(self, delta: Delta) -> Iterator[Body]:
+        if delta.choice not in self._begun:
+            self._begun.add(delta.choice)
+            yield self._chunk(delta.choice, {"role": "assistant", "content": ""}, None, None)
+        logprobs = self._logprobs_of(delta.tokens) if delta.tokens else None
+        if delta.text or logprobs or delta.finish:
+            content: Body = {"content": delta.text} if delta.text else {}
+            yield self._chunk(delta.choice, content, logprobs, delta.finish)
+
+    def usage_chunk(self, usage: Usage) -> Body:
+        return self._head.body("chat.completion.chunk", []) | {"usage": usage_body(usage)}
+
+    def _chunk(self, index: int, delta: Body, logprobs: Body | None, finish: str | None) -> Body:
+        choice: Body = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return self._head.body("chat.completion.chunk", [choice])
+
+    def _logprobs_of(self, tokens: Sequence[Token]) -> Body | None:
+        return chat_logprobs(tokens, self._bytes_of) if self._logprobs else None
+
+
+class CompletionShape:
+    """text_completion, whole and in chunks."""
+
+    def __init__(self, head: AnswerHead, bytes_of: BytesOf, *, logprobs: bool) -> None:
+        self._head = head
+        self._bytes_of = bytes_of
+        self._logprobs = logprobs
+        self._builders: dict[int, CompletionLogprobs] = {}
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Body:
+        bodies = [self._choice(i, one.text, one.tokens, one.finish) for i, one in enumerate(choices)]
+        return self._head.body("text_completion", bodies) | {"usage": usage_body(usage)}
+
+    def chunks(self, delta: Delta) -> Iterator[Body]:
+        if delta.text or delta.finish or (self._logprobs and delta.tokens):
+            choice = self._choice(delta.choice, delta.text, delta.tokens, delta.finish)
+            yield self._head.body("text_completion", [choice])
+
+    def usage_chunk(self, usage: Usage) -> Body:
+        return self._head.body("text_completion", []) | {"usage": usage_body(usage)}
+
+    def _choice(self, index: int, text: str, tokens: Sequence[Token], finish: str | None) -> Body:
+        logprobs = None
+        if self._logprobs:
+            builder = self._builders.setdefault(index, CompletionLogprobs(self._bytes_of))
+            logprobs = builder.of(tokens)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}

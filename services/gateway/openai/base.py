@@ -1,0 +1,88 @@
+"""What all request bodies have in common: strict models, null as absent, errors that name the field.
+
+Knows nothing of particular requests and of HTTP.
+"""
+
+import json
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from common.errors import InvalidRequest
+
+R = TypeVar("R", bound=BaseModel)
+
+
+class OpenAIModel(BaseModel):
+    """Types are taken as they are ("5" is no number), and a field that we do not know is an error."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+def only(*allowed: object) -> AfterValidator:
+    """For fields of OpenAI's that Galley does not support: these values, which ask for nothing, may pass."""
+
+    def check(value: object) -> object:
+        if not any(type(value) is type(one) and value == one for one in allowed):
+            raise ValueError(f"is not supported; leave it out or use {orjson.dumps(allowed[0]).decode()}")
+        return value
+
+    return AfterValidator(check)
+
+
+def parse_body(body: bytes, cls: type[R]) -> R:
+    """A request from JSON. Raises InvalidRequest with `param` where one field is at fault."""
+    return validate(parse_object(body), cls)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """A JSON object, no key of which is there twice. Raises InvalidRequest."""
+    try:
+        orjson.loads(body)  # strict: refuses NaN, broken UTF-8, lone surrogates and deep nesting
+        value = json.loads(body, object_pairs_hook=_unique)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    return value
+
+
+def validate(values: dict[str, Any], cls: type[R]) -> R:
+    try:
+        return cls.model_validate({key: value for key, value in values.items() if value is not None})
+    except ValidationError as error:
+        raise _explain(error) from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise InvalidRequest("the body has a key twice in one object")
+    return found
+
+
+def _explain(failure: ValidationError) -> InvalidRequest:
+    """The first thing that is wrong, in words of the request's own fields."""
+    error = failure.errors(include_url=False, include_input=False)[0]
+    param = _path(error["loc"])
+    match error["type"]:
+        case "extra_forbidden":
+            message = f"unknown field {param}"
+        case "missing":
+            message = f"{param} is required"
+        case "value_error":
+            message = f"{param}: {error['ctx']['error']}"
+        case _:
+            message = f"{param}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+    return InvalidRequest(message, param=param)
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """("messages", 0, "role") is messages[0].role."""
+    path = ""
+    for step in loc:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path

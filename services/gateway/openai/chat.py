@@ -1,0 +1,73 @@
+"""The body of /v1/chat/completions. Knows nothing of chat templates."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator
+
+from common.errors import InvalidRequest
+from services.gateway.openai.base import OpenAIModel, only
+from services.gateway.openai.sampling import MAX_LOGPROBS, SamplingFields
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+def _content(value: Any) -> str:
+    """A string, or parts of type text, which are joined by newlines."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("give a string or an array of parts")
+    texts = []
+    for part in value:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError('only parts of the form {"type": "text", "text": "..."} are supported')
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+class ChatMessage(OpenAIModel):
+    role: Role
+    content: Annotated[str, PlainValidator(_content)] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    tool_calls: Annotated[list[Any], only([])] | None = None
+    annotations: Annotated[list[Any], only([])] | None = None
+    function_call: Annotated[dict[str, Any], only({})] | None = None
+    audio: Annotated[dict[str, Any], only({})] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it; they know "system", not OpenAI's newer "developer"."""
+        role = "system" if self.role == "developer" else self.role
+        message = {"role": role, "content": self.content or ""}
+        return message if self.name is None else message | {"name": self.name}
+
+
+class ChatRequest(SamplingFields):
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[Any], only([])] = Field(default_factory=list)
+    tool_choice: Annotated[str, only("none", "auto")] = "none"
+    functions: Annotated[list[Any], only([])] = Field(default_factory=list)
+    function_call: Annotated[str, only("none", "auto")] = "none"
+    parallel_tool_calls: bool = True
+    modalities: Annotated[list[str], only(["text"])] = Field(default_factory=lambda: ["text"])
+
+    @property
+    def output_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check(self, vocab_size: int) -> None:
+        super().check(vocab_size)
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs goes with logprobs: true only", param="top_logprobs")
+        for index, message in enumerate(self.messages):
+            if message.content is None and message.role != "assistant":
+                where = f"messages[{index}].content"
+                raise InvalidRequest(f"{where} is required", param=where)

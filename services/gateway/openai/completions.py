@@ -1,0 +1,56 @@
+"""The body of /v1/completions. Knows nothing of tokenizers."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, PlainValidator
+
+from common.errors import InvalidRequest
+from services.gateway.openai.base import only
+from services.gateway.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, SamplingFields, check_ids
+
+Prompt = str | tuple[int, ...]
+
+
+def _prompts(value: Any) -> tuple[Prompt, ...]:
+    """A text, token ids, or an array of either; always as a tuple of prompts."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not value:
+        raise ValueError("give a text, token ids, or a non-empty array of either")
+    if type(value[0]) is int:
+        value = [value]
+    if len(value) > MAX_CHOICES:
+        raise ValueError(f"at most {MAX_CHOICES} prompts are possible")
+    return tuple(_prompt(one) for one in value)
+
+
+def _prompt(value: Any) -> Prompt:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
+        raise ValueError("a prompt is a text or an array of token ids")
+    if not value:
+        raise ValueError("a prompt needs at least one token")
+    return tuple(value)
+
+
+class CompletionRequest(SamplingFields):
+    prompt: Annotated[tuple[Prompt, ...], PlainValidator(_prompts)]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    echo: Annotated[bool, only(False)] = False
+    suffix: Annotated[str, only("")] = ""
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def check(self, vocab_size: int) -> None:
+        super().check(vocab_size)
+        if self.best_of not in (None, self.n):
+            raise InvalidRequest("best_of other than n is not supported", param="best_of")
+        if len(self.prompt) * self.n > MAX_CHOICES:
+            raise InvalidRequest(f"prompts times n is over {MAX_CHOICES}", param="n")
+        for prompt in self.prompt:
+            if not isinstance(prompt, str):
+                check_ids(prompt, vocab_size, "prompt")

@@ -1,0 +1,59 @@
+"""Log probabilities in OpenAI's two shapes. Knows nothing of the rest of an answer."""
+
+from collections.abc import Callable, Sequence
+
+from common.messages.stream import TokenLogprobs
+from services.gateway.request import Token
+
+BytesOf = Callable[[int], bytes]
+Entry = dict[str, object]
+
+_LOWEST = -9999.0
+"""What JSON says for a probability of zero, whose logarithm it cannot say."""
+
+
+def chat_logprobs(tokens: Sequence[Token], bytes_of: BytesOf) -> dict[str, object]:
+    """`logprobs` of a chat choice: {content: [{token, logprob, bytes, top_logprobs}]}."""
+    content = []
+    for token in tokens:
+        if token.logprobs is None:
+            continue
+        entry = _entry(token.id, token.logprobs.logprob, bytes_of)
+        entry["top_logprobs"] = [_entry(other, value, bytes_of) for other, value in token.logprobs.top]
+        content.append(entry)
+    return {"content": content, "refusal": None}
+
+
+class CompletionLogprobs:
+    """`logprobs` of a completion choice, built piece by piece because text_offset counts on."""
+
+    def __init__(self, bytes_of: BytesOf) -> None:
+        self._bytes_of = bytes_of
+        self._offset = 0
+
+    def of(self, tokens: Sequence[Token]) -> dict[str, object]:
+        """{tokens, token_logprobs, top_logprobs, text_offset}; offsets are in characters of token texts."""
+        texts: list[str] = []
+        values: list[float] = []
+        tops: list[dict[str, float]] = []
+        offsets: list[int] = []
+        for token in tokens:
+            if token.logprobs is None:
+                continue
+            own: TokenLogprobs = token.logprobs
+            texts.append(self._text(token.id))
+            values.append(max(own.logprob, _LOWEST))
+            top = {self._text(other): max(value, _LOWEST) for other, value in own.top}
+            tops.append(top | {texts[-1]: values[-1]})
+            offsets.append(self._offset)
+            self._offset += len(texts[-1])
+        return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+    def _text(self, token: int) -> str:
+        return self._bytes_of(token).decode(errors="replace")
+
+
+def _entry(token: int, logprob: float, bytes_of: BytesOf) -> Entry:
+    spelled = bytes_of(token)
+    text = spelled.decode(errors="replace")
+    return {"token": text, "logprob": max(logprob, _LOWEST), "bytes": list(spelled)}
