@@ -22,6 +22,7 @@ from common.messages.cluster import MESSAGE_VERSION, InstanceInfo
 from common.observability.metrics import WorkerMetrics
 from common.routing.cluster_view import ClusterView
 from common.runtime.bus import MessageBus
+from common.runtime.micro import MicroService
 from common.runtime.worker import Duty, Stage, Worker
 from common.transport.kv import KVTransport
 
@@ -95,6 +96,7 @@ class WorkerHost:
             max_model_len=runner.max_model_len,
             eos_token_ids=runner.eos_token_ids,
         )
+        self._micro = MicroService(parts.bus, parts.clock, settings.cluster, lambda: self.worker.info)
         self.engine = Engine(scheduler, parts.executor, self.duty, parts.clock)
         self.duty.attach(self.engine)
         _mirror(parts.metrics, self.pool, self.worker)
@@ -107,10 +109,12 @@ class WorkerHost:
             background = tasks.create_task(self.duty.run())
             await self.duty.start()
             serving = tasks.create_task(self.worker.run(self.duty, stop_worker))
+            await self._micro.start()
             self.ready = True
             await stopping.wait()
             self.ready = False
             await self.worker.drain(self._settings.drain_seconds)
+            await self._micro.stop()
             stop_worker.set()
             await serving
             await self.engine.close()
