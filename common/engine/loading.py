@@ -33,6 +33,7 @@ _UNDERSTOOD: Final = (
     "use_cache",
     "output_attentions",
     "output_hidden_states",
+    "output_router_logits",
     "return_dict",
 )
 _DTYPES: Final[dict[DType, torch.dtype]] = {
@@ -85,6 +86,8 @@ def load_model(directory: Path, dtype: str, device: str) -> LoadedModel:
             attn_implementation=_LOOKED_AT,
             use_safetensors=True,
         )
+    except KeyError as error:
+        raise UnsupportedModel(f"{name}: its attention cannot be replaced by ours") from error
     except (ValueError, ImportError, NotImplementedError) as error:
         raise UnsupportedModel(f"{name}: {error}") from error
     module = module.to(device).eval().requires_grad_(False)
@@ -213,7 +216,8 @@ def _probe_attention(
     **others: object,
 ) -> tuple[Tensor, None]:
     galley_step.look(module, query, key, value, mask, sliding_window, others)
-    return query.transpose(1, 2), None
+    rows, heads, tokens, _ = query.shape
+    return query.new_zeros(rows, tokens, heads, value.shape[3]), None
 
 
 def _probe_mask(*, mask_function: Callable[..., object], **others: object) -> "_Mask":
@@ -278,8 +282,9 @@ def _probe(module: Any, name: str, dtype: DType) -> LoadedModel:
     try:
         with torch.inference_mode():
             output = module(input_ids=ids, use_cache=False, logits_to_keep=1, galley_step=probe)
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        reason = "; ".join(dict.fromkeys(probe.objections)) or str(error)
+    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
+        unseen = "its attention cannot be replaced by ours"
+        reason = "; ".join(dict.fromkeys(probe.objections)) or (str(error) if probe.shapes else unseen)
         raise UnsupportedModel(f"{name}: {reason}") from error
     layers = module.config.get_text_config().num_hidden_layers
     shapes = set(probe.shapes.values())

@@ -54,9 +54,9 @@ class TorchRunner:
         if threads is not None:
             torch.set_num_threads(threads)
         begin = time.monotonic()
+        self._model = load_model(directory, dtype, device)
         self._max_model_len = _context(directory, max_model_len)
         self._eos = model_files.eos_token_ids(directory)
-        self._model = load_model(directory, dtype, device)
         self._weights = f"{model_files.weights_fingerprint(directory)}-{self._model.dtype}"
         self._layout = _layout_of(self._model, block_size)
         if num_blocks is None:

@@ -23,7 +23,6 @@ GREEDY_BELOW: Final = 1e-5
 _MASK32: Final = 0xFFFFFFFF
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 _MANY: Final = 1024
-_UNIT: Final = 2.0**-32
 
 
 def sample(logits: Tensor, rows: Seq[PlanRow], eos_token_ids: Seq[int]) -> list[SampledToken]:
@@ -32,8 +31,6 @@ def sample(logits: Tensor, rows: Seq[PlanRow], eos_token_ids: Seq[int]) -> list[
     Ties go to the lowest id. Log probabilities are those of the model's own distribution, before bias,
     penalties, temperature and cuts. Raises StepFailed when a row's logits are not numbers.
     """
-    if bool(logits.amax(-1).isnan().any()):
-        raise StepFailed("the model's logits are not numbers")
     scores = logits
     if any(_is_adjusted(row, eos_token_ids) for row in rows):
         scores = logits.clone()
@@ -43,7 +40,11 @@ def sample(logits: Tensor, rows: Seq[PlanRow], eos_token_ids: Seq[int]) -> list[
     if drawn:
         noisy = _with_noise(scores[drawn], [rows[i] for i in drawn])
         scores = scores.index_copy(0, torch.tensor(drawn, device=logits.device), noisy)
-    tokens = [int(token) for token in scores.argmax(-1).tolist()]
+    best = scores.argmax(-1, keepdim=True)
+    # argmax takes a NaN for the largest number, so looking at what it chose is enough.
+    if bool(scores.gather(-1, best).isnan().any()):
+        raise StepFailed("the model's logits are not numbers")
+    tokens = [int(token) for token in best.flatten().tolist()]
     logprobs = _logprobs(logits, rows, tokens)
     return [SampledToken(token, logprobs.get(index)) for index, token in enumerate(tokens)]
 
@@ -153,22 +154,46 @@ def gumbel_noise(keys: Seq[int], vocab: int, device: torch.device) -> Tensor:
     Written as -log(-log1p(-u)): the largest noise, which decides, comes from the smallest u, where
     floating point is finest.
     """
-    low = torch.tensor([key & _MASK32 for key in keys], device=device)[:, None]
-    high = torch.tensor([key >> 32 for key in keys], device=device)[:, None]
-    ids = torch.arange(vocab, device=device) * 0x1E3779B1
-    bits = _mix32(_mix32((ids + low) & _MASK32) ^ high)
-    uniform = ((bits.float() + 0.5) * _UNIT).clamp_(max=1.0 - 2.0**-24)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
+    low = torch.tensor([_signed32(key) for key in keys], dtype=torch.int32, device=device)[:, None]
+    high = torch.tensor([_signed32(key >> 32) for key in keys], dtype=torch.int32, device=device)[:, None]
+    ids = torch.arange(vocab, dtype=torch.int32, device=device) * 0x1E3779B1
+    noise = torch.empty(len(keys), vocab, device=device)
+    # On a CPU one row at a time, so that its numbers stay in the core's cache.
+    rows = 1 if device.type == "cpu" else len(keys)
+    for begin in range(0, len(keys), rows):
+        span = slice(begin, begin + rows)
+        bits = ids + low[span]
+        scratch = torch.empty_like(bits)
+        _mix32_(bits, scratch)
+        bits ^= high[span]
+        _mix32_(bits, scratch)
+        into = noise[span]
+        # 31 bits, not signed ones: near zero the conversion to float32 must be exact.
+        bits &= 0x7FFFFFFF
+        into.copy_(bits).add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
+        into.neg_().log1p_().neg_().log_().neg_()
+    return noise
 
 
-def _mix32(x: Tensor) -> Tensor:
-    """A bijection of 32-bit values, kept in int64 (Wellons' low-bias hash).
+def _mix32_(x: Tensor, scratch: Tensor) -> None:
+    """Mix the 32 bits of each int32 in place, a bijection (Wellons' low-bias hash); products wrap."""
+    _xor_shifted_(x, 16, scratch)
+    x *= 0x21F0AAAD
+    _xor_shifted_(x, 15, scratch)
+    x *= _signed32(0xD35A2D97)
+    _xor_shifted_(x, 15, scratch)
 
-    The second constant is written as a negative number of equal low bits, so no product leaves 64 bits.
-    """
-    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & _MASK32
-    x = ((x ^ (x >> 15)) * (0xD35A2D97 - (1 << 32))) & _MASK32
-    return x ^ (x >> 15)
+
+def _xor_shifted_(x: Tensor, places: int, scratch: Tensor) -> None:
+    """x ^= x >> places, as if unsigned."""
+    torch.bitwise_right_shift(x, places, out=scratch)
+    scratch &= (1 << (32 - places)) - 1
+    x ^= scratch
+
+
+def _signed32(x: int) -> int:
+    """The int32 with the low 32 bits of `x`."""
+    return ((x + (1 << 31)) & _MASK32) - (1 << 31)
 
 
 # --- log probabilities -----------------------------------------------------------------------------
