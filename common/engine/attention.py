@@ -155,14 +155,12 @@ class PagedStep:
     def _attend_part(
         self, part: _Part, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind
     ) -> Tensor:
-        explicit = query.device.type == "cpu" or kind.softcap is not None
-        if explicit and part.queries > 1:
+        fused = _prefers_fused(query, kind)
+        if part.queries > 1 and not fused:
             return _tiled(query, key[0], value[0], part.start, kind).transpose(0, 1)
         batched = query.reshape(len(query), part.rows, part.queries, -1).transpose(0, 1)
-        if explicit:
-            out = _explicit(batched, key, value, part.mask(kind.window, query.dtype), kind)
-        else:
-            out = _fused(batched, key, value, part.mask(kind.window, query.dtype), kind)
+        mask = part.mask(kind.window, query.dtype)
+        out = (_fused if fused else _explicit)(batched, key, value, mask, kind)
         return out.transpose(1, 2).flatten(0, 1)
 
     def _make_parts(self, packed: Seq[PlanRow]) -> list[_Part]:
@@ -244,6 +242,11 @@ def _padded(blocks: Seq[int], width: int) -> list[int]:
 # --- arithmetic ------------------------------------------------------------------------------------
 
 
+def _prefers_fused(query: Tensor, kind: AttentionKind) -> bool:
+    """Torch's own kernels win on GPUs; they know no soft cap."""
+    return query.device.type != "cpu" and kind.softcap is None
+
+
 def _explicit(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kind: AttentionKind) -> Tensor:
     """Decode attention, `[rows, heads, 1, dim]`: the heads that share keys are the rows of one product."""
     rows, heads, _, dim = query.shape
@@ -290,7 +293,7 @@ def _capped(scores: Tensor, kind: AttentionKind) -> Tensor:
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kind: AttentionKind) -> Tensor:
-    """Torch's fused kernel, which is the better choice on GPUs; causal when there is no mask."""
+    """Torch's fused kernel, `[rows, heads, queries, dim]`; causal when there is no mask."""
     return scaled_dot_product_attention(
         query,
         key,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from common.engine import attention
 from common.engine.runner import BatchPlan
 from common.engine.runner_torch import TorchRunner
 from common.errors import ConfigError, StepFailed
@@ -97,6 +98,13 @@ def test_chunks_next_to_decodes(model: Model, chunk: int) -> None:
     driver = Driver(model.runner, seed=chunk)
     texts = [driver.text(prompt_of(length)) for length in lengths]
     assert driver.run(texts, NUM_OUTPUT, chunk) == [model.expected[n] for n in lengths]
+
+
+def test_the_gpus_attention_is_as_right(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_prefers_fused", lambda _query, kind: kind.softcap is None)
+    driver = Driver(model.runner, seed=5)
+    texts = [driver.text(prompt_of(length)) for length in LENGTHS]
+    assert driver.run(texts, NUM_OUTPUT, 250) == list(model.expected.values())
 
 
 def test_never_written_slots_do_not_matter(model: Model) -> None:
