@@ -38,7 +38,7 @@ done
 # --- packages ------------------------------------------------------------------------------------
 
 say "python $("$python" -c 'import platform; print(platform.python_version())'), $DEVICE build of torch"
-[ -x .venv/bin/python ] || "$python" -m venv .venv
+.venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv .venv
 rm -f .venv/.stamp
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 
