@@ -150,6 +150,16 @@ def test_the_youngest_is_preempted_and_computes_the_same_tokens_again() -> None:
     assert_pool_idle(scheduler.pool)
 
 
+def test_a_preempted_sequence_is_queued_with_all_its_tokens() -> None:
+    scheduler = make_scheduler(MODEL, 3, PrefillFirst())
+    for number in range(2):
+        scheduler.add(make_sequence(number, [1] * 15, greedy(40)))
+    while scheduler.num_preemptions == 0:
+        step(scheduler)
+    assert (scheduler.num_waiting, scheduler.num_running, scheduler.pool.num_used) == (1, 1, 3)
+    assert scheduler.queued_tokens == 17
+
+
 def test_a_sequence_that_alone_fills_the_pool_finishes_with_length() -> None:
     scheduler = make_scheduler(MODEL, 2, PrefillFirst())
     scheduler.add(make_sequence(0, [1] * 2 * SIZE, greedy(100)))
