@@ -1,9 +1,9 @@
 """The control messages of a KV pull as bytes: a fixed header, and a body whose length the header states.
 
-Tag 0 of an endpoint carries these messages in both directions; the blocks travel on the tag that equals
-the pull's id, one message each. Every block that a reader asks for is answered by exactly one message on
-that tag: its bytes, or nothing (length 0) once the pull is refused or cancelled, so that a posted receive
-always ends. The empty answers need no name here: a pull counts only once FINAL was read.
+Tag 0 of an endpoint carries these messages in both directions; each block travels on a tag of its own,
+`data_tag(pull, index)`. Every block that a reader asks for is answered by exactly one message on that tag:
+its bytes, or nothing (length 0) once the pull is refused or cancelled, so that a posted receive always
+ends. The empty answers need no kind: a pull counts only once FINAL was read.
 
 | kind | from | first, count | body |
 |---|---|---|---|
@@ -32,7 +32,11 @@ from common.messages.stream import FinishReason, PrefillStats, TokenLogprobs
 CONTROL_TAG = 0
 WIRE_VERSION = 1
 MAX_BODY_BYTES = 1 << 20
-MAX_PULL_ID = (1 << 32) - 1
+MAX_PULL_ID = (1 << 24) - 1
+MAX_BLOCKS = 1 << 16
+"""Blocks of one lease; with a pull's id they make a tag of 40 bits."""
+WINDOW = 32
+"""Blocks that a pull may have asked for and not yet received."""
 
 _MAGIC = b"GLKV"
 _HEADER = struct.Struct(">4sHBxIIII")
@@ -100,6 +104,11 @@ REFUSALS: dict[Kind, type[KVTransferError]] = {
 }
 
 
+def data_tag(pull: int, index: int) -> int:
+    """Tag of the lease's block `index` in this pull; below 2**40 and never CONTROL_TAG."""
+    return pull << 16 | index
+
+
 def refusal(pull: int, error: KVTransferError) -> WireMessage:
     """The message that tells the reader of `pull` why it is over."""
     kind = next((kind for kind, cls in REFUSALS.items() if isinstance(error, cls)), Kind.REVOKED)
@@ -131,8 +140,10 @@ def decode_header(data: bytes) -> tuple[WireMessage, int]:
         raise MessageInvalid(f"KV wire version {version}, this process speaks {WIRE_VERSION}")
     if body_bytes > MAX_BODY_BYTES:
         raise MessageInvalid(f"a body of {body_bytes} bytes is above {MAX_BODY_BYTES}")
-    if pull == 0:
-        raise MessageInvalid("pull 0 would collide with the control stream")
+    if not 1 <= pull <= MAX_PULL_ID:
+        raise MessageInvalid(f"pull {pull} is not one of 1..{MAX_PULL_ID}")
+    if first + count > MAX_BLOCKS:
+        raise MessageInvalid(f"blocks {first}..{first + count} are above {MAX_BLOCKS}")
     try:
         return WireMessage(Kind(kind), pull, first, count), body_bytes
     except ValueError:
