@@ -9,6 +9,7 @@ from common.messages.subjects import Subjects
 from common.observability.http import serve_http
 from common.observability.metrics import GatewayMetrics
 from common.runtime.bus import MessageBus
+from common.runtime.micro import MicroService
 from common.runtime.service import ServiceContext, run_service
 from common.transport.nats import NatsTransport
 from services.gateway.gateway import Gateway, Limits, unique_ref
@@ -37,6 +38,8 @@ async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
         gateway.listens_at(http.url(settings.reachable_host))
         context.announce(http.url(settings.reachable_host))
         if await bus.connect(context.stopping):
+            micro = MicroService(bus, context.clock, settings.cluster, lambda: gateway.info)
+            await micro.start()
             await run_and_drain(gateway, settings.drain_seconds, context.stopping)
     finally:
         await http.close()
@@ -57,9 +60,10 @@ async def run_and_drain(gateway: Gateway, drain_s: float, stopping: asyncio.Even
 def read_vocabulary(settings: GatewaySettings) -> Vocabulary:
     """What the model's directory says. Raises ConfigError. Takes a second or two."""
     directory = model_files.resolve(settings.model, settings.cache_path)
+    size = model_files.text_config(directory).get("vocab_size")
     longest = model_files.max_model_len(directory)
     return Vocabulary(
-        tokenizer=ModelTokenizer(directory),
+        tokenizer=ModelTokenizer(directory, size if isinstance(size, int) else None),
         eos_ids=frozenset(model_files.eos_token_ids(directory)),
         max_model_len=min(settings.max_model_len or longest, longest),
         model=settings.model_name,

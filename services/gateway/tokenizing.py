@@ -45,9 +45,12 @@ class Tokenizer(Protocol):
 
 
 class ModelTokenizer:
-    """The fast tokenizer in a model directory. Raises ConfigError when there is none."""
+    """The fast tokenizer in a model directory. Raises ConfigError when there is none.
 
-    def __init__(self, directory: Path) -> None:
+    `vocab_size` is the model's, which may have more ids than the tokenizer knows; None: the tokenizer's.
+    """
+
+    def __init__(self, directory: Path, vocab_size: int | None = None) -> None:
         # Takes a second and is needed in the gateway's process alone.
         from transformers import AutoTokenizer
 
@@ -60,7 +63,7 @@ class ModelTokenizer:
         self._backend = self._hf.backend_tokenizer
         added = self._hf.added_tokens_decoder
         self.special_ids = frozenset(self._hf.all_special_ids) | {i for i, t in added.items() if t.special}
-        self.vocab_size = max(len(self._hf), self._hf.vocab_size)
+        self.vocab_size = vocab_size or len(self._hf)
         self._added = frozenset(added)
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
         self._longest_token = max(len(piece) for piece in self._hf.get_vocab())

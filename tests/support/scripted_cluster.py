@@ -53,6 +53,9 @@ class LetterTokenizer:
         return b"<eos>" if token == EOS else chr(96 + token).encode()
 
 
+LETTERS = Vocabulary(LetterTokenizer(), frozenset({EOS}), 1000, "letters")
+
+
 class ScriptedWorker:
     """Notes the jobs and aborts it gets; `answer` decides what is replied, None is silence."""
 
@@ -124,7 +127,7 @@ class ScriptedWorker:
 class ScriptedCluster:
     """One gateway, one router that answers with `routes` one after another (the last one again and again)."""
 
-    def __init__(self, fate: Fate, limits: Limits) -> None:
+    def __init__(self, fate: Fate, limits: Limits, vocabulary: Vocabulary) -> None:
         loop = asyncio.get_running_loop()
         self.hub = MemoryHub(fate)
         self.workers: dict[str, ScriptedWorker] = {}
@@ -140,7 +143,7 @@ class ScriptedCluster:
             bus=MessageBus(self._transport, SUBJECTS),
             clock=LoopClock(loop),
             ids=SeededIds(1),
-            vocabulary=Vocabulary(LetterTokenizer(), frozenset({EOS}), 1000, "letters"),
+            vocabulary=vocabulary,
             limits=limits,
             metrics=self.metrics,
         )
@@ -184,9 +187,11 @@ class ScriptedCluster:
 
 
 @asynccontextmanager
-async def cluster(fate: Fate = at_once, limits: Limits | None = None) -> AsyncIterator[ScriptedCluster]:
+async def cluster(
+    fate: Fate = at_once, limits: Limits | None = None, vocabulary: Vocabulary = LETTERS
+) -> AsyncIterator[ScriptedCluster]:
     """A running cluster of prefill "p", decode "d", a router and a gateway."""
-    made = ScriptedCluster(fate, limits or Limits())
+    made = ScriptedCluster(fate, limits or Limits(), vocabulary)
     async with made.running():
         yield made
 

@@ -28,8 +28,7 @@ from common.messages.stream import (
 from services.gateway.gateway import Limits
 from services.gateway.request import Delta
 from tests.support.faulty import Faults
-from tests.support.virtual_loop import run_virtual
-from tests.unit.gateway.scripted import (
+from tests.support.scripted_cluster import (
     EOS,
     ScriptedCluster,
     ScriptedWorker,
@@ -39,6 +38,7 @@ from tests.unit.gateway.scripted import (
     reasons,
     text_of,
 )
+from tests.support.virtual_loop import run_virtual
 
 Story = Callable[[ScriptedCluster], Awaitable[None]]
 

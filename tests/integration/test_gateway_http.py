@@ -1,0 +1,349 @@
+"""The gateway over real HTTP, in front of workers that say what a test tells them to."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from common.clock import SystemClock
+from common.messages.generation import Accepted, Job, Refused, Rejected
+from common.messages.stream import (
+    BoundItem,
+    DecodingItem,
+    FailedItem,
+    FinishItem,
+    FrameItem,
+    PrefillStats,
+    TokenLogprobs,
+    TokensItem,
+)
+from common.observability.http import HttpServer, serve_http
+from services.gateway.gateway import Limits
+from services.gateway.http.app import make_app
+from services.gateway.tokenizing import ModelTokenizer, TokenizerPool
+from services.gateway.vocabulary import Vocabulary
+from tests.support.scripted_cluster import ScriptedCluster, cluster
+from tests.support.tiny_models import END_ID, make_tokenizer
+
+FAMILY = "삼겹살 👩‍👩‍👧 é"
+
+
+@dataclass
+class Script:
+    """What the workers answer to every job: `text` token by token, then `ending`."""
+
+    text: str = "Hello there."
+    ending: str = "eos"
+    hold_after: int | None = None
+    """Tokens after which nothing more comes, until `go_on`."""
+    jobs: list[Job] = field(default_factory=list)
+
+
+class Stage:
+    """A gateway that listens on a port, its workers following `script`."""
+
+    def __init__(self, made: ScriptedCluster, server: HttpServer, http: aiohttp.ClientSession) -> None:
+        self.made = made
+        self.url = server.url()
+        self.http = http
+        self.script = Script()
+        made.workers["p"].answer = self._play
+
+    async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        """Status and JSON body."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"} | headers
+        async with self.http.post(self.url + path, data=io.BytesIO(data), headers=headers) as response:
+            return response.status, await response.json()
+
+    async def complete(self, **fields: Any) -> tuple[int, Any]:
+        return await self.post("/v1/completions", {"model": "tiny", "prompt": "abc"} | fields)
+
+    async def chat(self, **fields: Any) -> tuple[int, Any]:
+        messages = [{"role": "user", "content": "Hi"}]
+        return await self.post("/v1/chat/completions", {"model": "tiny", "messages": messages} | fields)
+
+    async def events(self, path: str, **fields: Any) -> list[Any]:
+        """The data of all events, checked to end with [DONE]."""
+        body = {"model": "tiny", "stream": True} | fields
+        async with self.http.post(self.url + path, json=body) as response:
+            assert response.status == 200, await response.text()
+            assert response.headers["Content-Type"].startswith("text/event-stream")
+            assert response.headers["X-Request-Id"]
+            raw = (await response.read()).decode()
+        *events, done, rest = raw.split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+    def _play(self, job: Job) -> Accepted | Refused:
+        """Be both workers, in the turns of the event loop that follow."""
+        self.script.jobs.append(job)
+        ids = self.made.gateway.vocabulary.tokenizer.encode(self.script.text)
+        ids = ids[: self.script.hold_after][: job.sampling.max_tokens]
+        p, d, key = self.made.workers["p"], self.made.workers["d"], job.key
+
+        def logprobs(token: int) -> tuple[TokenLogprobs, ...]:
+            top = ((token, -0.5), (END_ID, -1.5))
+            return (
+                () if job.sampling.logprobs is None else (TokenLogprobs(-0.5, top[: job.sampling.logprobs]),)
+            )
+
+        def start() -> None:
+            p.emit(job.gateway, BoundItem(key, d.ref))
+            stats = PrefillStats(2, 1.0, 1.0)
+            p.emit(job.gateway, TokensItem(key, 0, (ids[0],), logprobs(ids[0]), stats))
+            d.emit(job.gateway, DecodingItem(key, 1.0, 1))
+            for index, token in enumerate(ids[1:], start=1):
+                d.emit(job.gateway, TokensItem(key, index, (token,), logprobs(token)))
+            if self.script.hold_after is None:
+                for item in self._ending(job, len(ids)):
+                    d.emit(job.gateway, item)
+
+        self.made.loop.call_soon(start)
+        return Accepted()
+
+    def _ending(self, job: Job, count: int) -> list[FrameItem]:
+        if self.script.ending == "fail":
+            return [FailedItem(job.key, "worker_failed", "broken for good", False)]
+        if self.script.ending == "eos" and count < job.sampling.max_tokens:
+            return [
+                TokensItem(job.key, count, (END_ID,)),
+                FinishItem(job.key, "stop", count + 1, END_ID),
+            ]
+        return [FinishItem(job.key, "length", count)]
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    directory: Path = tmp_path_factory.mktemp("tokenizer")
+    make_tokenizer().save_pretrained(directory)
+    return Vocabulary(ModelTokenizer(directory), frozenset({END_ID}), 256, "tiny")
+
+
+@asynccontextmanager
+async def open_stage(vocabulary: Vocabulary, limits: Limits | None = None) -> AsyncIterator[Stage]:
+    tokenizers = TokenizerPool(vocabulary.tokenizer, vocabulary.max_model_len)
+    async with cluster(limits=limits, vocabulary=vocabulary) as made:
+        app = make_app(made.gateway, tokenizers, SystemClock(), max_body_bytes=1 << 20)
+        server = await serve_http(app, "127.0.0.1", 0)
+        async with aiohttp.ClientSession() as http:
+            yield Stage(made, server, http)
+        await server.close()
+        tokenizers.close()
+
+
+@pytest.fixture
+async def stage(vocabulary: Vocabulary) -> AsyncIterator[Stage]:
+    async with open_stage(vocabulary) as opened:
+        yield opened
+
+
+def error_of(answer: tuple[int, Any], status: int) -> Any:
+    assert answer[0] == status, answer
+    assert set(answer[1]["error"]) == {"message", "type", "param", "code"}
+    return answer[1]["error"]
+
+
+def text_of(events: list[Any], index: int = 0) -> str:
+    choices = [c for event in events for c in event["choices"] if c["index"] == index]
+    return "".join(c.get("text") or c.get("delta", {}).get("content") or "" for c in choices)
+
+
+def reasons_of(events: list[Any], index: int = 0) -> list[str]:
+    choices = [c for event in events for c in event["choices"] if c["index"] == index]
+    return [c["finish_reason"] for c in choices if c["finish_reason"]]
+
+
+async def test_a_chat_answer(stage: Stage) -> None:
+    status, body = await stage.chat()
+    assert status == 200
+    assert body["object"] == "chat.completion"
+    [choice] = body["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Hello there.", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    prompt = len("<|start|>user\nHi<|end|>\n<|start|>assistant\n") - 3 * len("<|start|>") + 2 + 3
+    assert body["usage"] == {
+        "prompt_tokens": prompt,
+        "completion_tokens": 13,
+        "total_tokens": prompt + 13,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+    assert stage.script.jobs[0].sampling.max_tokens == 256 - prompt
+
+
+async def test_a_chat_stream_is_the_same_text(stage: Stage) -> None:
+    stage.script.text = FAMILY
+    messages = [{"role": "user", "content": "Hi"}]
+    events = await stage.events(
+        "/v1/chat/completions", messages=messages, stream_options={"include_usage": True}
+    )
+    assert text_of(events) == FAMILY
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert reasons_of(events) == ["stop"]
+    assert len({event["id"] for event in events}) == 1
+    assert all(event["object"] == "chat.completion.chunk" for event in events)
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"]["completion_tokens"] == len(FAMILY.encode()) + 1
+    assert all("usage" not in event for event in events[:-1])
+    assert "\ufffd" not in json.dumps(events, ensure_ascii=False)
+
+
+async def test_a_completion_for_each_prompt_and_choice(stage: Stage) -> None:
+    status, body = await stage.complete(prompt=["ab", [70, 71, 72]], n=2, max_tokens=3)
+    assert status == 200
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert {choice["text"] for choice in body["choices"]} == {"Hel"}
+    assert body["usage"]["prompt_tokens"] == 5
+    assert body["usage"]["completion_tokens"] == 12
+    prompts = [job.prompt_ids for job in stage.script.jobs]
+    assert prompts[0] == prompts[1]
+    assert prompts[2] == prompts[3] == (70, 71, 72)
+    events = await stage.events("/v1/completions", prompt="x", n=2, max_tokens=3)
+    assert [text_of(events, index) for index in (0, 1)] == ["Hel", "Hel"]
+    assert [reasons_of(events, index) for index in (0, 1)] == [["length"], ["length"]]
+
+
+async def test_a_stop_string_is_the_same_in_both_modes(stage: Stage) -> None:
+    _, body = await stage.complete(stop="o there")
+    assert body["choices"][0]["text"] == "Hell"
+    assert body["choices"][0]["finish_reason"] == "stop"
+    events = await stage.events("/v1/completions", prompt="abc", stop="o there")
+    assert (text_of(events), reasons_of(events)) == ("Hell", ["stop"])
+    events = await stage.events("/v1/completions", prompt="abc", stop="o thereX")
+    assert (text_of(events), reasons_of(events)) == ("Hello there.", ["stop"])
+
+
+async def test_logprobs_in_both_shapes(stage: Stage) -> None:
+    _, body = await stage.chat(logprobs=True, top_logprobs=2, max_tokens=2)
+    content = body["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == ["H", "e"]
+    assert content[0]["bytes"] == [72]
+    assert [top["token"] for top in content[0]["top_logprobs"]] == ["H", "<|end|>"]
+    _, body = await stage.complete(logprobs=1, max_tokens=3)
+    assert body["choices"][0]["logprobs"] == {
+        "tokens": ["H", "e", "l"],
+        "token_logprobs": [-0.5, -0.5, -0.5],
+        "top_logprobs": [{"H": -0.5}, {"e": -0.5}, {"l": -0.5}],
+        "text_offset": [0, 1, 2],
+    }
+    events = await stage.events("/v1/completions", prompt="x", logprobs=0, max_tokens=2)
+    found = [c["logprobs"]["text_offset"] for e in events for c in e["choices"] if c["logprobs"]["tokens"]]
+    assert found == [[0], [1]]
+
+
+async def test_the_official_client(stage: Stage) -> None:
+    client = openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key="none", max_retries=0)
+    async with client:
+        chunks = await client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "Hi"}], stream=True
+        )
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+        assert text == "Hello there."
+        assert [card.id async for card in client.models.list()] == ["tiny"]
+        with pytest.raises(openai.NotFoundError):
+            await client.completions.create(model="no-such-model", prompt="x")
+        with pytest.raises(openai.BadRequestError):
+            await client.completions.create(model="tiny", prompt="x", temperature=-1)
+
+
+async def test_refusals(stage: Stage) -> None:
+    assert error_of(await stage.complete(prompt="x" * 300), 400)["code"] == "context_length_exceeded"
+    assert error_of(await stage.complete(prompt="x" * 100_000), 400)["code"] == "context_length_exceeded"
+    assert error_of(await stage.complete(prompt="x" * 256), 400)["param"] == "prompt"
+    assert error_of(await stage.complete(prompt=""), 400)["param"] == "prompt"
+    assert error_of(await stage.complete(model="nope"), 404)["code"] == "model_not_found"
+    assert error_of(await stage.post("/v1/completions", b"{oops"), 400)["type"] == "invalid_request_error"
+    assert error_of(await stage.post("/v1/completions", b'{"model": "tiny", "prompt": "\\ud800"}'), 400)
+    plain = {"Content-Type": "text/plain"}
+    assert error_of(await stage.post("/v1/completions", b"{}", **plain), 415)
+    assert error_of(await stage.post("/v1/completions", b"x" * (1 << 21)), 413)
+    assert error_of(await stage.post("/v1/nothing-here", {}), 404)
+    squeezed = {"Content-Encoding": "gzip"}
+    assert error_of(await stage.post("/v1/completions", b"no gzip", **squeezed), 400)
+    async with stage.http.get(stage.url + "/v1/completions") as response:
+        assert response.status == 405
+        assert (await response.json())["error"]["code"] == "method_not_allowed"
+        assert response.headers["Allow"] == "POST"
+    assert stage.script.jobs == []
+
+
+async def test_nobody_serves(stage: Stage) -> None:
+    stage.made.routes = [Rejected("no_decode", "no decode instance serves", 1.5)]
+    async with stage.http.post(
+        stage.url + "/v1/completions", json={"model": "tiny", "prompt": "x"}
+    ) as response:
+        assert response.status == 503
+        assert response.headers["Retry-After"] == "2"
+    stream = {"model": "tiny", "prompt": "x", "stream": True}
+    async with stage.http.post(stage.url + "/v1/completions", json=stream) as response:
+        assert response.status == 503
+        assert response.content_type == "application/json"
+
+
+async def test_an_error_in_mid_stream(stage: Stage) -> None:
+    stage.script.ending = "fail"
+    events = await stage.events("/v1/completions", prompt="abc")
+    assert text_of(events[:-1]) == "Hello there."
+    assert events[-1]["error"]["message"] == "broken for good"
+    assert error_of(await stage.complete(), 502)["code"] == "worker_failed"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_is_aborted(stage: Stage, stream: bool) -> None:
+    stage.script.hold_after = 3
+    body = {"model": "tiny", "prompt": "abc", "stream": stream}
+
+    async def ask() -> None:
+        async with stage.http.post(stage.url + "/v1/completions", json=body) as response:
+            await response.read()
+
+    asking = asyncio.create_task(ask())
+    await stage.made.workers["p"].jobs.wait_for(1)
+    await asyncio.sleep(0.1)
+    asking.cancel()
+    [abort] = await stage.made.workers["d"].aborts.wait_for(1, timeout_s=3)
+    assert abort.reason == "client"
+    assert stage.made.gateway.num_in_flight == 0
+
+
+async def test_a_client_that_does_not_read_loses_its_stream_only(vocabulary: Vocabulary) -> None:
+    roomy = Vocabulary(vocabulary.tokenizer, vocabulary.eos_ids, 10_000, "tiny")
+    async with open_stage(roomy, Limits(max_waiting=100)) as stage:
+        stage.script.text = "x" * 4000
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(stage.url.rsplit(":", 1)[1]), limit=1)
+        body = json.dumps({"model": "tiny", "prompt": "abc", "stream": True})
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write((head + body).encode())
+        [abort] = await stage.made.workers["p"].aborts.wait_for(1, timeout_s=5)
+        assert abort.key == stage.script.jobs[0].key
+        writer.transport.abort()
+        stage.script.text = "Hello there."
+        _, answer = await stage.complete()
+        assert answer["choices"][0]["text"] == "Hello there."
+        assert 'requests_aborted_total{instance="gw",reason="slow_reader",role="gateway"} 1.0' in (
+            stage.made.metrics.exposition().decode()
+        )
+
+
+async def test_request_ids_and_probes(stage: Stage) -> None:
+    headers = {"X-Request-Id": "mine"}
+    async with stage.http.get(stage.url + "/v1/models", headers=headers) as response:
+        assert response.headers["X-Request-Id"] == "mine"
+        assert (await response.json())["data"][0]["max_model_len"] == 256
+    async with stage.http.get(stage.url + "/v1/models/tiny") as response:
+        assert (await response.json())["id"] == "tiny"
+    async with stage.http.get(stage.url + "/v1/models/other") as response:
+        assert response.status == 404
+        assert response.headers["X-Request-Id"]
+    for path in ("/healthz", "/readyz", "/metrics"):
+        async with stage.http.get(stage.url + path) as response:
+            assert response.status == 200, path

@@ -1,0 +1,73 @@
+"""The model's own tokenizer and chat template, and the errors they end in."""
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError, ContextLengthExceeded, InvalidRequest
+from services.gateway.token_bytes import token_bytes
+from services.gateway.tokenizing import ModelTokenizer, TokenizerPool
+from tests.support.tiny_models import make_tokenizer
+
+STRICT = (
+    "{% if messages[0]['role'] != 'user' %}{{ raise_exception('the first message must be the user\\'s') }}"
+    "{% endif %}{{ messages[0]['content'] }}"
+)
+
+
+def directory(path: Path, template: str | None = None) -> Path:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template if template is not None else tokenizer.chat_template
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def test_text_there_and_back(tmp_path: Path) -> None:
+    tokenizer = ModelTokenizer(directory(tmp_path))
+    ids = tokenizer.encode("déjà 😀")
+    assert len(ids) == len("déjà 😀".encode())
+    assert tokenizer.decode([*ids, 2]) == "déjà 😀"
+    assert tokenizer.special_ids == {0, 1, 2}
+    assert b"".join(map(tokenizer.bytes_of, ids)).decode() == "déjà 😀"
+    assert tokenizer.bytes_of(2) == b"<|end|>"
+    assert tokenizer.bytes_of(5000) == b""
+
+
+def test_the_chat_template_ends_with_the_assistants_turn(tmp_path: Path) -> None:
+    tokenizer = ModelTokenizer(directory(tmp_path))
+    ids = tokenizer.encode_chat([{"role": "user", "content": "Hi<|end|>"}])
+    assert "".join(tokenizer.bytes_of(token).decode() for token in ids) == (
+        "<|start|>user\nHi<|end|><|end|>\n<|start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [(STRICT, "the first message must be the user's"), ("", "no chat template")],
+)
+def test_what_the_template_refuses_is_the_clients_error(tmp_path: Path, template: str, message: str) -> None:
+    tokenizer = ModelTokenizer(directory(tmp_path, template))
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        tokenizer.encode_chat([{"role": "assistant", "content": "x"}])
+    assert caught.value.param == "messages"
+
+
+def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        ModelTokenizer(tmp_path)
+
+
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(tmp_path: Path) -> None:
+    pool = TokenizerPool(ModelTokenizer(directory(tmp_path)), max_model_len=10)
+    assert await pool.encode(["ab", "c"]) == [pool.tokenizer.encode("ab"), pool.tokenizer.encode("c")]
+    with pytest.raises(ContextLengthExceeded, match="1000000 characters"):
+        await pool.encode(["x" * 1_000_000])
+    with pytest.raises(ContextLengthExceeded):
+        await pool.encode_chat([{"role": "user", "content": "x" * 1_000_000}])
+    pool.close()
+
+
+def test_both_spellings_of_bytes() -> None:
+    assert token_bytes("Ġé", byte_level=True) == b" \xe9"
+    assert token_bytes("▁é", byte_level=False) == " é".encode()
+    assert token_bytes("<0xE9>", byte_level=False) == b"\xe9"
