@@ -1,4 +1,4 @@
-"""Holds for every test: no asyncio task outlives the test that started it."""
+"""Holds for every test: no asyncio task outlives it, and a busy machine fails no property."""
 
 import asyncio
 import inspect
@@ -6,6 +6,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
+
+# How long one example takes says something about the machine, nothing about the property.
+settings.register_profile("galley", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("galley")
 
 
 @pytest.fixture(autouse=True)

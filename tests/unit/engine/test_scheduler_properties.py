@@ -204,7 +204,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 del self.live[output.seq.id]
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestScheduler = SchedulerMachine.TestCase
 
 
@@ -215,7 +215,6 @@ TestScheduler = SchedulerMachine.TestCase
     num_blocks=st.integers(4, 24),
     max_num_seqs=st.integers(1, 6),
 )
-@settings(deadline=None)
 def test_the_horizon_keeps_its_promise(
     prompts: list[list[int]],
     lengths: list[int],
