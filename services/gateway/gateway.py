@@ -179,8 +179,9 @@ class Gateway:
 
     # --- life -------------------------------------------------------------------------------------
 
-    async def run(self, stopping: asyncio.Event) -> None:
-        """Serve until `stopping` is set; the caller drains first. What is still running then is ended."""
+    async def run(self, stopping: asyncio.Event | None = None) -> None:
+        """Serve until `stopping` is set, or cancelled; the caller drains first. What still runs is ended."""
+        stopping = stopping or asyncio.Event()
         subjects = self._bus.subjects
         self._bus.on_state(self.view.on_bus_state)
         self._bus.on_state(self._liveness.on_bus_state)

@@ -1,7 +1,7 @@
 """A cluster whose workers do what a test says: real bus, real gateway core, scripted answers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,7 +18,15 @@ from common.messages.generation import (
     RouteRequest,
     SamplingParams,
 )
-from common.messages.stream import FrameItem, Resend, TokensItem
+from common.messages.stream import (
+    BoundItem,
+    DecodingItem,
+    FinishItem,
+    FrameItem,
+    PrefillStats,
+    Resend,
+    TokensItem,
+)
 from common.messages.subjects import Subjects
 from common.observability.metrics import GatewayMetrics
 from common.runtime.bus import MessageBus, Reply
@@ -28,6 +36,8 @@ from services.gateway.gateway import Gateway, Limits
 from services.gateway.reply import Reply as GatewayReply
 from services.gateway.request import ChoiceSpec, Delta, Generation
 from services.gateway.vocabulary import Vocabulary
+from tests.support.faulty import Faults
+from tests.support.virtual_loop import run_virtual
 from tests.support.waiting import Collector
 
 EOS = 0
@@ -204,6 +214,7 @@ def generation(
     stop: tuple[str, ...] = (),
     **sampling: Any,
 ) -> Generation:
+    """`n` choices of the prompt "abc"; `sampling` are fields of SamplingParams."""
     params = SamplingParams(max_tokens, 7, **sampling)
     spec = ChoiceSpec(0, (1, 2, 3), params)
     return Generation(cluster.gateway.new_request_id(), (spec,) * n, stop)
@@ -218,8 +229,38 @@ async def read(reply: GatewayReply, seen: list[Delta] | None = None) -> list[Del
 
 
 def text_of(deltas: list[Delta], choice: int = 0) -> str:
+    """All text of one choice."""
     return "".join(delta.text for delta in deltas if delta.choice == choice)
 
 
 def reasons(deltas: list[Delta], choice: int = 0) -> list[str]:
+    """Every finish reason that one choice was given."""
     return [delta.finish for delta in deltas if delta.choice == choice and delta.finish]
+
+
+Story = Callable[[ScriptedCluster], Awaitable[None]]
+
+
+def play(story: Story, *, faults: Faults | None = None, limits: Limits | None = None) -> None:
+    """Run `story` against a running cluster in virtual time."""
+
+    async def main() -> None:
+        async with cluster(faults or Faults(), limits) as made:
+            await story(made)
+
+    run_virtual(main(), limit_s=300)
+
+
+def bind(prefill: ScriptedWorker, job: Job, decode: ScriptedWorker) -> None:
+    """What a prefill sends: bound, and the first token, "a"."""
+    prefill.emit(job.gateway, BoundItem(job.key, decode.ref))
+    prefill.emit(job.gateway, TokensItem(job.key, 0, (1,), prefill=PrefillStats(2, 1.0, 2.0)))
+
+
+def go_on(decode: ScriptedWorker, job: Job, *ids: int, index: int = 1, reason: str | None = "length") -> None:
+    """What a decode sends: decoding, tokens from `index`, and the finish."""
+    items: list[FrameItem] = [DecodingItem(job.key, 1.0, 100), TokensItem(job.key, index, ids)]
+    if reason is not None:
+        stop_token = ids[-1] if reason == "stop" else None
+        items.append(FinishItem(job.key, reason, index + len(ids), stop_token))  # type: ignore[arg-type]
+    decode.emit(job.gateway, *items)
