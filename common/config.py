@@ -178,6 +178,9 @@ class EngineSettings(ModelSettings):
     )
     max_num_seqs: PositiveInt = Field(default=64, description="sequences in one step")
     max_num_batched_tokens: PositiveInt = Field(default=2048, description="tokens in one step")
+    max_queued_tokens: PositiveInt = Field(
+        default=262_144, description="tokens that may wait here; more work is refused as full"
+    )
     chunk_tokens: PositiveInt = Field(
         default=256, description="prompt tokens of one sequence in one step, decodes first"
     )

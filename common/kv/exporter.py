@@ -51,12 +51,13 @@ class KVExporter:
         release: Callable[[Sequence[BlockId]], None],
         kv_timeout_s: float,
         metrics: ExportMetrics | None = None,
+        gone: Callable[[AttemptKey], None] | None = None,
     ) -> None:
-        """`release` gets the blocks of a lease back, once; `secret` is the cluster's."""
+        """`release` gets the blocks of a lease back, then `gone` hears whose; `secret` is the cluster's."""
         self.buffer = buffer
         self.clock = clock
         self.kv_timeout_s = kv_timeout_s
-        self.table = LeaseTable(clock, ids, release)
+        self.table = LeaseTable(clock, ids, release, gone)
         self._transport = transport
         self._layout = layout
         self._fingerprint = fingerprint

@@ -63,10 +63,18 @@ class LeaseTable:
     | ending | end_read | ending |
     """
 
-    def __init__(self, clock: Clock, ids: IdSource, release: Callable[[Sequence[BlockId]], None]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        ids: IdSource,
+        release: Callable[[Sequence[BlockId]], None],
+        gone: Callable[[AttemptKey], None] | None = None,
+    ) -> None:
+        """`release` gets a lease's blocks back, then `gone` hears whose they were; both once."""
         self._clock = clock
         self._ids = ids
         self._release = release
+        self._gone = gone
         self._leases: dict[LeaseId, KVLease] = {}
 
     def __len__(self) -> int:
@@ -182,3 +190,5 @@ class LeaseTable:
         if held.ended and held.reads == 0:
             del self._leases[held.lease]
             self._release(held.blocks)
+            if self._gone is not None:
+                self._gone(held.key)

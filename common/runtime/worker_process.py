@@ -70,9 +70,7 @@ async def serve_worker(
         stack.push_async_callback(transport.close)
         metrics.engine_mode("eager").set(1)
         process.stage = "joining the cluster"
-        bus = MessageBus(
-            NatsTransport(settings.nats_url, name=settings.instance), Subjects(settings.cluster)
-        )
+        bus = MessageBus(NatsTransport(settings.nats_url, name=settings.instance), Subjects(settings.cluster))
         metrics.control_connected.set_function(lambda: float(bus.connected))
         process.bus = bus
         stack.push_async_callback(bus.close)

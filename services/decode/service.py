@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import structlog
-from common.kv.importer import KVImporter
 
 from common.engine.engine import Engine
 from common.engine.runner import BatchPlan
@@ -19,15 +18,17 @@ from common.engine.sequence import Sequence
 from common.errors import GalleyError, KVTransferError
 from common.ids import BlockId, InstanceRef, SequenceId
 from common.kv.block_pool import BlockPool
-from common.kv.layout import KVLayout
+from common.kv.importer import KVImporter, PullResult
 from common.messages.cluster import LoadReport
 from common.messages.generation import Accepted, Job, Refused
 from common.messages.handoff import KVHandoff
 from common.messages.stream import DecodingItem, PrefillStats, TokensItem
 from common.runtime.bus import Reply
+from common.runtime.host import Parts
 from common.runtime.items import finish_item, tokens_item
-from common.runtime.step_meter import StepMeter
+from common.runtime.meters import StepMeter
 from common.runtime.worker import Held, Stage, Worker
+from common.transport.control import Subscription
 
 log = structlog.get_logger()
 
@@ -62,34 +63,48 @@ class Decoding(Held):
 class DecodeService:
     """A Worker's duty and an Engine's sink."""
 
-    def __init__(
-        self,
-        *,
-        worker: Worker,
-        pool: BlockPool,
-        importer: KVImporter,
-        layout: KVLayout,
-        fingerprint: str,
-        max_num_seqs: int,
-        max_queued_tokens: int,
-    ) -> None:
+    def __init__(self, parts: Parts, worker: Worker, pool: BlockPool) -> None:
+        settings = parts.settings
         self._worker = worker
         self._pool = pool
-        self._importer = importer
-        self._layout = layout
-        self._fingerprint = fingerprint
-        self._max_num_seqs = max_num_seqs
-        self._max_queued_tokens = max_queued_tokens
+        self._layout = parts.runner.layout
+        self._fingerprint = parts.fingerprint
+        self._max_num_seqs = settings.max_num_seqs
+        self._max_queued_tokens = settings.max_queued_tokens
+        self._importer = KVImporter(
+            parts.transport,
+            parts.runner.buffer,
+            parts.runner.layout,
+            parts.fingerprint,
+            parts.ref,
+            parts.clock,
+            settings.kv_timeout_s,
+            pool.release,
+        )
         self._engine: Engine
+        self._meter: StepMeter
         self._by_seq: dict[SequenceId, Decoding] = {}
         self._numbers = count(1)
         self._waiting: deque[Decoding] = deque()
         self._pulls: set[Decoding] = set()
+        self._handoffs: Subscription
+        parts.metrics.kv_blocks_quarantined.set_function(lambda: self._importer.num_quarantined)
 
     def attach(self, engine: Engine) -> None:
         """The engine whose sink this is; before the first job."""
         self._engine = engine
         self._meter = StepMeter(self._worker.metrics, engine.scheduler)
+
+    async def start(self) -> None:
+        bus, name = self._worker.bus, self._worker.me.instance
+        self._handoffs = await bus.subscribe(bus.subjects.handoff(name), self._on_handoff, KVHandoff)
+
+    async def run(self) -> None:
+        """Nothing: every pull is a task of the worker's."""
+
+    async def close(self) -> None:
+        await self._handoffs.unsubscribe()
+        await self._importer.close()
 
     # --- duty -------------------------------------------------------------------------------------
 
@@ -108,7 +123,7 @@ class DecodeService:
         self._worker.hold(held)
         return None
 
-    def on_handoff(self, handoff: KVHandoff, reply: Reply) -> None:
+    def _on_handoff(self, handoff: KVHandoff, reply: Reply) -> None:
         """Take a handoff into the queue for KV, or answer why not."""
         known = self._worker.held.get(handoff.key)
         if isinstance(known, Decoding) and known.handoff and _newer(handoff, known.handoff):
@@ -192,9 +207,11 @@ class DecodeService:
             result = await self._importer.pull(handoff, blocks)
         except KVTransferError as error:
             self._pulled(held)
+            self._worker.metrics.kv_transfer_failures.inc()
             self._worker.fail(self, held, error)
             return
         self._pulled(held)
+        self._count(result, handoff)
         first = result.final.choices[0]
         if first.finish is not None:
             self._pool.release(blocks)
@@ -209,7 +226,7 @@ class DecodeService:
             (first.logprobs,) if first.logprobs else (),
             result.final.prefill,
         )
-        decoding = DecodingItem(held.key, result.seconds * 1e3, result.bytes)
+        decoding = DecodingItem(held.key, result.seconds * 1e3, result.num_bytes)
         self._worker.emit(held.gateway, decoding)
         self._worker.emit(held.gateway, token)
         try:
@@ -221,6 +238,12 @@ class DecodeService:
     def _pulled(self, held: Decoding) -> None:
         held.pull = None
         self._pulls.discard(held)
+
+    def _count(self, result: PullResult, handoff: KVHandoff) -> None:
+        metrics = self._worker.metrics
+        metrics.kv_transfer_bytes(result.transport).inc(result.num_bytes)
+        metrics.kv_transfer_seconds.observe(result.seconds)
+        metrics.kv_received_tokens.inc(handoff.num_tokens)
 
     # --- decoding ---------------------------------------------------------------------------------
 
@@ -280,6 +303,10 @@ class DecodeService:
 
     def _waiting_tokens(self) -> int:
         return sum(held.handoff.num_tokens for held in self._waiting if held.handoff)
+
+
+def make_duty(parts: Parts, worker: Worker, pool: BlockPool) -> DecodeService:
+    return DecodeService(parts, worker, pool)
 
 
 def _newer(handoff: KVHandoff, than: KVHandoff) -> bool:

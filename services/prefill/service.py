@@ -7,20 +7,31 @@ sockets and how a route is found.
 
 import asyncio
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Literal
 
 import structlog
-from common.kv.exporter import KVExporter
 
 from common.engine.engine import Engine
 from common.engine.runner import BatchPlan
 from common.engine.scheduler import StepOutput
 from common.engine.sequence import Sequence
-from common.errors import ControlError, ControlTimeout, GalleyError, MessageInvalid, NoInstance, WorkerFailed
-from common.ids import InstanceRef, LeaseId, SequenceId
+from common.errors import (
+    ControlError,
+    ControlTimeout,
+    DeadlineExceeded,
+    GalleyError,
+    KVTransferError,
+    MessageInvalid,
+    NoInstance,
+    WorkerFailed,
+)
+from common.ids import AttemptKey, InstanceRef, LeaseId, SequenceId
 from common.kv.block_pool import BlockPool
+from common.kv.exporter import KVExporter
+from common.kv.lease import LEASE_STATES, LeaseState
 from common.kv.wire import FinalResult, FirstToken
 from common.messages.cluster import LoadReport
 from common.messages.generation import (
@@ -32,10 +43,11 @@ from common.messages.generation import (
     Refused,
     Rejected,
 )
-from common.messages.handoff import KVHandoff, KVSource, LeaseGrant
+from common.messages.handoff import KVHandoff, LeaseGrant
 from common.messages.stream import BoundItem, PrefillStats
+from common.runtime.host import Parts
 from common.runtime.items import finish_item, tokens_item
-from common.runtime.step_meter import StepMeter
+from common.runtime.meters import ExportMeter, StepMeter
 from common.runtime.worker import Held, Stage, Worker
 
 log = structlog.get_logger()
@@ -77,33 +89,50 @@ class Prefilling(Held):
 class PrefillService:
     """A Worker's duty and an Engine's sink."""
 
-    def __init__(
-        self,
-        *,
-        worker: Worker,
-        pool: BlockPool,
-        exporter: KVExporter,
-        source: KVSource,
-        fingerprint: str,
-        max_model_len: int,
-        max_queued_tokens: int,
-    ) -> None:
+    def __init__(self, parts: Parts, worker: Worker, pool: BlockPool) -> None:
+        settings = parts.settings
         self._worker = worker
         self._pool = pool
-        self._exporter = exporter
-        self._source = source
-        self._fingerprint = fingerprint
-        self._max_model_len = max_model_len
-        self._max_queued_tokens = max_queued_tokens
+        self._transport = parts.transport
+        self._fingerprint = parts.fingerprint
+        self._max_model_len = parts.runner.max_model_len
+        self._max_queued_tokens = settings.max_queued_tokens
+        self._exporter = KVExporter(
+            parts.transport,
+            parts.runner.buffer,
+            parts.runner.layout,
+            parts.fingerprint,
+            parts.ref,
+            parts.clock,
+            parts.ids,
+            settings.secret.get_secret_value().encode(),
+            pool.release,
+            settings.kv_timeout_s,
+            ExportMeter(parts.metrics),
+            self._lease_gone,
+        )
         self._engine: Engine
+        self._meter: StepMeter
         self._by_seq: dict[SequenceId, Prefilling] = {}
         self._numbers = count(1)
         self._ticked = asyncio.Event()
+        for state in LEASE_STATES:
+            parts.metrics.leases(state).set_function(partial(self._leases_in, state))
 
     def attach(self, engine: Engine) -> None:
         """The engine whose sink this is; before the first job."""
         self._engine = engine
         self._meter = StepMeter(self._worker.metrics, engine.scheduler)
+
+    async def start(self) -> None:
+        await self._transport.listen(self._exporter.serve)
+        self._worker.info = replace(self._worker.info, kv_address=self._transport.address)
+
+    async def run(self) -> None:
+        await self._exporter.run()
+
+    async def close(self) -> None:
+        await self._exporter.close()
 
     # --- duty -------------------------------------------------------------------------------------
 
@@ -143,7 +172,7 @@ class PrefillService:
         if held.binding:
             held.binding.cancel()
         if held.lease is not None:
-            self._exporter.abort(held.lease)
+            self._exporter.abort(held.key)
         if held.decode:
             self._abort_decode(held, held.decode, "superseded")
 
@@ -215,9 +244,18 @@ class PrefillService:
         queued = held.started - held.received
         return PrefillStats(seq.num_cached, queued * 1e3, (now - held.started) * 1e3)
 
-    def lease_ended(self, held: Prefilling) -> None:
-        """The reader has everything: nothing is held here any more."""
-        self._worker.done(held)
+    def _lease_gone(self, key: AttemptKey) -> None:
+        """A lease has ended that we did not end: its reader has everything, or its time was over."""
+        held = self._worker.held.get(key)
+        if not isinstance(held, Prefilling):
+            return
+        if held.sampled and held.bound:
+            self._worker.done(held)
+        else:
+            self._worker.fail(self, held, DeadlineExceeded("the request's time is over"))
+
+    def _leases_in(self, state: LeaseState) -> float:
+        return self._exporter.leases[state]
 
     # --- handing over -----------------------------------------------------------------------------
 
@@ -234,7 +272,10 @@ class PrefillService:
                 full.clear()
                 await self._next_tick()
                 continue
-            grant = self._exporter.bind(lease, decode)
+            try:
+                grant = self._exporter.bind(lease, decode)
+            except KVTransferError:
+                return  # the lease has ended meanwhile, and with it the attempt
             held.decode = decode
             answer = await self._offer(decode, self._handoff(held, grant))
             if isinstance(answer, Accepted):
@@ -294,7 +335,7 @@ class PrefillService:
             gateway=held.gateway,
             prefill=self._worker.me,
             grant=grant,
-            sources=(self._source,),
+            sources=(self._exporter.source,),
             fingerprint=self._fingerprint,
             prompt_ids=job.prompt_ids,
             output_ids=job.output_ids,
@@ -322,3 +363,7 @@ def _one_token(job: Job, max_model_len: int) -> bool:
     """Whether the job ends at its next token whatever that is: then there is nothing to hand over."""
     done = len(job.output_ids)
     return job.sampling.max_tokens - done <= 1 or len(job.prompt_ids) + done + 1 >= max_model_len
+
+
+def make_duty(parts: Parts, worker: Worker, pool: BlockPool) -> PrefillService:
+    return PrefillService(parts, worker, pool)

@@ -1,4 +1,4 @@
-"""Counts what an engine's steps computed into a worker's metrics. Knows nothing of requests."""
+"""Counts what engines and exporters do into a worker's metrics. Knows nothing of requests."""
 
 from common.engine.runner import BatchPlan
 from common.engine.scheduler import Scheduler
@@ -22,3 +22,16 @@ class StepMeter:
         metrics.recomputed_tokens.inc(scheduler.num_recomputed_tokens - self._recomputed)
         self._preemptions = scheduler.num_preemptions
         self._recomputed = scheduler.num_recomputed_tokens
+
+
+class ExportMeter:
+    """Counts what a KVExporter does (its ExportMetrics)."""
+
+    def __init__(self, metrics: WorkerMetrics) -> None:
+        self._metrics = metrics
+
+    def sent(self, num_bytes: int, transport: str) -> None:
+        self._metrics.kv_transfer_bytes(transport).inc(num_bytes)
+
+    def failed(self) -> None:
+        self._metrics.kv_transfer_failures.inc()

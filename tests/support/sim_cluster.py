@@ -1,0 +1,233 @@
+"""A whole cluster in one process and in virtual time: router, workers and gateway as they are deployed.
+
+Only the edges are replaced: the model by FakeModel (whose tokens depend on every byte of KV), NATS and UCX by
+their in-process transports. Used under `run_virtual`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from common.clock import LoopClock
+from common.config import DecodeSettings, EngineSettings, PrefillSettings, RouterSettings, Topology
+from common.engine.executor import FakeExecutor
+from common.engine.runner import BatchPlan
+from common.engine.runner_fake import FakeModel, FakeRunner
+from common.errors import GalleyError
+from common.ids import Incarnation, InstanceId, InstanceRef, SeededIds
+from common.messages.generation import SamplingParams
+from common.messages.subjects import Subjects
+from common.observability.metrics import GatewayMetrics, RouterMetrics, WorkerMetrics
+from common.runtime.bus import MessageBus
+from common.runtime.host import Parts, WorkerHost
+from common.transport.inproc import InprocHub
+from common.transport.memory import MemoryHub, MemoryTransport
+from services.decode.service import make_duty as make_decode
+from services.gateway.gateway import Gateway, Limits
+from services.gateway.request import ChoiceSpec, Generation
+from services.gateway.vocabulary import Vocabulary
+from services.prefill.service import make_duty as make_prefill
+from services.router.service import RouterService
+from tests.support.faulty import Faults
+from tests.support.leaks import assert_pool_idle
+
+STEP_S = 0.02
+"""What a step takes, whatever is in it, and what each of its tokens adds."""
+TOKEN_S = 0.0001
+
+
+class NumberTokenizer:
+    """Token 7 reads "7 ": enough of a Tokenizer for a gateway that is given token ids."""
+
+    special_ids: frozenset[int] = frozenset()
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def encode_chat(self, messages: Sequence[dict[str, object]]) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(f"{i} " for i in ids)
+
+    def bytes_of(self, token: int) -> bytes:
+        return f"{token} ".encode()
+
+
+class SimWorker:
+    """One worker with its own transports; `kill` is SIGKILL."""
+
+    def __init__(self, cluster: "SimCluster", settings: EngineSettings) -> None:
+        loop = asyncio.get_running_loop()
+        self.ref = InstanceRef(InstanceId(settings.instance), Incarnation(cluster.ids.hex()))
+        self.control = cluster.control.client()
+        self.transport = cluster.kv.transport()
+        self.metrics = WorkerMetrics(settings.instance, settings.role)
+        runner = FakeRunner(cluster.model, settings.num_blocks or 256)
+        parts = Parts(
+            ref=self.ref,
+            settings=settings,
+            clock=LoopClock(loop),
+            ids=cluster.ids,
+            bus=cluster.bus(self.control),
+            runner=runner,
+            executor=FakeExecutor(runner, _step_time),
+            transport=self.transport,
+            metrics=self.metrics,
+            http_url="",
+        )
+        self.host = WorkerHost(parts, make_prefill if settings.role == "prefill" else make_decode)
+        self.stopping = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        await self.control.connect()
+        await self.host.run(self.stopping)
+
+    async def kill(self) -> None:
+        """The process is gone from one moment to the next."""
+        self.control.kill()
+        self.transport.kill()
+        assert self.task is not None
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+
+class SimCluster:
+    """`running` starts it, waits until it can serve, and checks at the end that nothing is left."""
+
+    def __init__(
+        self,
+        *,
+        prefill: int = 1,
+        decode: int = 1,
+        topology: Topology = "disaggregated",
+        model: FakeModel | None = None,
+        num_blocks: int = 256,
+        limits: Limits | None = None,
+        seed: int = 1,
+    ) -> None:
+        self.ids = SeededIds(seed)
+        self.faults = Faults()
+        self.control = MemoryHub(self.faults)
+        self.kv = InprocHub()
+        self.model = model or FakeModel()
+        self.workers: dict[str, SimWorker] = {}
+        self._limits = limits or Limits()
+        self._topology = topology
+        self._counts = (prefill if topology == "disaggregated" else 0, decode)
+        self._num_blocks = num_blocks
+        self.gateway: Gateway
+
+    def bus(self, client: MemoryTransport) -> MessageBus:
+        return MessageBus(client, Subjects("sim"), self.ids)
+
+    def settings(self, role: type[EngineSettings], instance: str) -> EngineSettings:
+        return role(
+            instance=instance,
+            num_blocks=self._num_blocks,
+            chunk_tokens=64,
+            max_num_batched_tokens=256,
+            policy="prefill_first" if self._topology == "colocated" else "decode_first",
+            drain_seconds=0,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["SimCluster"]:
+        stopping = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            router = tasks.create_task(self._router(stopping))
+            prefills, decodes = self._counts
+            for number in range(prefills):
+                self.start(tasks, self.settings(PrefillSettings, f"prefill-{number}"))
+            for number in range(decodes):
+                self.start(tasks, self.settings(DecodeSettings, f"decode-{number}"))
+            gateway = tasks.create_task(self._gateway())
+            await asyncio.sleep(1.0)
+            assert self.gateway.why_not_ready() == ""
+            yield self
+            await asyncio.sleep(2.0)
+            self.assert_idle()
+            for worker in self.workers.values():
+                worker.stopping.set()
+            stopping.set()
+            await router
+            gateway.cancel()
+
+    def start(self, tasks: asyncio.TaskGroup, settings: EngineSettings) -> SimWorker:
+        worker = self.workers[settings.instance] = SimWorker(self, settings)
+        worker.task = tasks.create_task(worker.run())
+        return worker
+
+    async def kill(self, name: str) -> None:
+        await self.workers.pop(name).kill()
+
+    async def ask(self, prompt: Sequence[int], sampling: SamplingParams) -> list[int]:
+        """The output tokens of one request, or its error."""
+        tokens: list[int] = []
+        choice = ChoiceSpec(0, tuple(prompt), sampling)
+        reply = self.gateway.submit(Generation(self.gateway.new_request_id(), (choice,)))
+        try:
+            async for batch in reply:
+                tokens += [token.id for delta in batch for token in delta.tokens]
+        finally:
+            reply.close()
+        return tokens
+
+    async def ask_all(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams
+    ) -> list[list[int] | GalleyError]:
+        """All at once; an error stands in the place of its answer."""
+        answers = await asyncio.gather(
+            *(self.ask(prompt, sampling) for prompt in prompts), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, GalleyError):
+                raise answer
+        return answers  # type: ignore[return-value]
+
+    def assert_idle(self) -> None:
+        """Nobody holds anything for any request any more."""
+        assert self.gateway.num_in_flight == 0
+        for worker in self.workers.values():
+            assert not worker.host.worker.held, worker.ref
+            assert worker.host.engine.scheduler.is_empty
+            assert_pool_idle(worker.host.pool)
+
+    async def _router(self, stopping: asyncio.Event) -> None:
+        client = self.control.client()
+        await client.connect()
+        service = RouterService(
+            bus=self.bus(client),
+            clock=LoopClock(asyncio.get_running_loop()),
+            settings=RouterSettings(topology=self._topology),
+            ref=InstanceRef(InstanceId("router-0"), Incarnation(self.ids.hex())),
+            metrics=RouterMetrics("router-0"),
+        )
+        await service.run(stopping)
+
+    async def _gateway(self) -> None:
+        client = self.control.client()
+        await client.connect()
+        self.gateway = Gateway(
+            ref=InstanceRef(InstanceId(f"gateway-{self.ids.hex(4)}"), Incarnation(self.ids.hex())),
+            bus=self.bus(client),
+            clock=LoopClock(asyncio.get_running_loop()),
+            ids=self.ids,
+            vocabulary=Vocabulary(
+                NumberTokenizer(self.model.vocab_size),
+                frozenset(self.model.eos_token_ids),
+                self.model.max_model_len,
+                "fake",
+            ),
+            limits=self._limits,
+            metrics=GatewayMetrics("gateway-0"),
+        )
+        await self.gateway.run()
+
+
+def _step_time(plan: BatchPlan) -> float:
+    return STEP_S + TOKEN_S * plan.num_tokens
