@@ -19,8 +19,10 @@ from common.engine.runner import PlanRow
 from common.kv.layout import KVLayout
 
 _MAX_PADDING: Final = 2
+"""How many times the blocks of the shortest row of a group the longest may have."""
 _MIN_PADDED_BLOCKS: Final = 16
 _TILE: Final = 64
+"""Queries per tile: their scores over a few thousand keys fit a core's second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,27 +167,25 @@ class PagedStep:
 
     def _make_parts(self, packed: Seq[PlanRow]) -> list[_Part]:
         parts: list[_Part] = []
-        group: list[PlanRow] = []
         first = 0
-        for row in packed:
-            alone = row.count > 1
-            if group and (alone or self._pads_too_much(group[0], row)):
-                parts.append(self._make_part(first, group))
-                first += len(group)
-                group = []
-            if alone:
-                parts.append(self._make_part(first, [row]))
-                first += row.count
-            else:
-                group.append(row)
-        if group:
+        for group in self._groups(packed):
             parts.append(self._make_part(first, group))
+            first += sum(row.count for row in group)
         return parts
 
-    def _pads_too_much(self, shortest: PlanRow, row: PlanRow) -> bool:
+    def _groups(self, packed: Seq[PlanRow]) -> list[list[PlanRow]]:
+        """Each chunk alone; decode rows together as long as padding to the longest does not waste much."""
         blocks = self._pool.layout.blocks_for
-        wanted = blocks(row.start + row.count)
-        return wanted > max(_MIN_PADDED_BLOCKS, _MAX_PADDING * blocks(shortest.start + shortest.count))
+        groups: list[list[PlanRow]] = []
+        limit = 0
+        for row in packed:
+            wanted = blocks(row.start + row.count)
+            if row.count == 1 and wanted <= limit:
+                groups[-1].append(row)
+                continue
+            groups.append([row])
+            limit = max(_MIN_PADDED_BLOCKS, _MAX_PADDING * wanted) if row.count == 1 else 0
+        return groups
 
     def _make_part(self, first: int, rows: Seq[PlanRow]) -> _Part:
         layout, device = self._pool.layout, self._pool.device
