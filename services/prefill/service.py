@@ -62,11 +62,11 @@ class Prefilling(Held):
     """| stage    | lease | decode | leaves by                                             |
     |----------|-------|--------|-------------------------------------------------------|
     | queued   | none  | none   | started                                               |
-    | binding  | open  | none   | handoff accepted; or finished at the first token      |
+    | binding  | open  | none, or the one asked | handoff accepted; or finished at the first token |
     | bound    | bound | set    | the reader's acknowledgement; or death of the decode  |
 
     A job that can only yield one token stays without lease and decode. Any stage ends by abort, failure,
-    deadline. `decode` is set from the offer on, `bound` once it is accepted.
+    deadline. `decode` is set from the offer on.
     """
 
     job: Job
@@ -75,7 +75,6 @@ class Prefilling(Held):
     started: float = 0.0
     lease: LeaseId | None = None
     decode: InstanceRef | None = None
-    bound: bool = False
     sampled: bool = False
     binding: asyncio.Task[None] | None = None
 
@@ -249,10 +248,12 @@ class PrefillService:
         held = self._worker.held.get(key)
         if not isinstance(held, Prefilling):
             return
-        if held.sampled and held.bound:
-            self._worker.done(held)
-        else:
+        if self._worker.clock.now() >= held.deadline:
             self._worker.fail(self, held, DeadlineExceeded("the request's time is over"))
+            return
+        if held.binding:
+            held.binding.cancel()  # the decode took it, only its answer got lost
+        self._worker.done(held)
 
     def _leases_in(self, state: LeaseState) -> float:
         return self._exporter.leases[state]
@@ -279,7 +280,6 @@ class PrefillService:
             held.decode = decode
             answer = await self._offer(decode, self._handoff(held, grant))
             if isinstance(answer, Accepted):
-                held.bound = True
                 self._worker.emit(held.gateway, BoundItem(held.key, decode))
                 return
             held.decode = None
