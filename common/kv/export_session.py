@@ -77,7 +77,7 @@ class ExportPull:
 
     def acknowledge(self) -> None:
         """Raises KVRevoked."""
-        self._exporter.table.acknowledge(self.lease, self._generation)
+        self._exporter.acknowledge(self.lease, self._generation)
         self._cancelled = True
         self.wake()
 

@@ -33,7 +33,8 @@ class ImportPull:
     | waiting for FINAL | FINAL | complete |
     | complete | ACKED, refusal | acknowledged |
 
-    After a lost endpoint it may `run` again over another link: it goes on with the missing blocks.
+    After a lost endpoint it may `run` again over another link. It then asks for every block anew: whether
+    a block or an empty answer came last over a link that broke cannot be told.
     """
 
     def __init__(
@@ -113,7 +114,8 @@ class ImportPull:
         self._pull = link.join(self)
         self._error = None
         self._asked_final = False
-        self._missing = deque(index for index, arrived in enumerate(self._arrived) if not arrived)
+        self._missing = deque(range(len(self.blocks)))
+        self._arrived = bytearray(len(self.blocks))
         link.post(WireMessage(Kind.OPEN, self._pull, count=len(self.blocks), body=codec.encode(self._open)))
 
     async def _news(self, silence_s: float | None) -> None:
@@ -147,5 +149,6 @@ class ImportPull:
             await endpoint.recv(self._buffer.block(self.blocks[index]), data_tag(pull, index))
         except KVTransferError:
             return  # an empty answer or a broken endpoint: why is told by the control stream
-        self._arrived[index] = 1
+        if pull == self._pull:
+            self._arrived[index] = 1
         self._changed.set()

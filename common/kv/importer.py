@@ -32,10 +32,10 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """`num_bytes` of KV came in `seconds` over `transport` (its name, for the metric label)."""
+    """`bytes` of KV came in `seconds` over `transport` (its name, for the metric label)."""
 
     final: FinalResult
-    num_bytes: int
+    bytes: int
     seconds: float
     transport: str
 
