@@ -8,7 +8,7 @@ is ended by closing its endpoint. Knows nothing of the engine and of the control
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 from common.clock import Clock
 from common.errors import KVMismatch, KVRevoked
@@ -33,10 +33,6 @@ class ExportMetrics(Protocol):
     def failed(self) -> None:
         """A pull was refused or its endpoint broke."""
         ...
-
-
-LeaseEnd = Literal["acknowledged", "expired"]
-OnLeaseEnd = Callable[[LeaseId, LeaseEnd], None]
 
 
 class KVExporter:
@@ -67,7 +63,6 @@ class KVExporter:
         self._fingerprint = fingerprint
         self._tokens = TransferTokens(secret, me)
         self._metrics = metrics
-        self._on_end = on_end
         self._sessions: list[ExportSession] = []
         self._pulls: dict[LeaseId, list[ExportPull]] = {}
         self._owners: dict[tuple[LeaseId, int], ExportSession] = {}
@@ -117,11 +112,11 @@ class KVExporter:
         self.table.set_final(lease, final)
         self._wake([lease])
 
-    def abort(self, lease: LeaseId) -> bool:
-        """End the lease; says whether it was alive. Its reader gets REVOKED."""
-        alive = self.table.abort(lease)
-        self._wake([lease])
-        return alive
+    def abort(self, key: AttemptKey) -> bool:
+        """End the leases of `key`, whose readers get REVOKED; says whether there were any."""
+        ended = self.table.abort(key)
+        self._wake(ended)
+        return bool(ended)
 
     def reader_dead(self, reader: InstanceRef) -> list[LeaseId]:
         """End the leases of that incarnation and close its endpoints; returns the leases."""
@@ -146,10 +141,7 @@ class KVExporter:
         """End leases at their deadlines; runs until cancelled."""
         while True:
             self._new_deadline.clear()
-            expired = self.table.expire(self.clock.now())
-            self._wake(expired)
-            for lease in expired:
-                self._tell(lease, "expired")
+            self._wake(self.table.expire(self.clock.now()))
             due = self.table.next_deadline()
             wait_s = None if due is None else max(0.0, due - self.clock.now())
             try:
@@ -184,9 +176,8 @@ class KVExporter:
 
     def acknowledge(self, lease: LeaseId, generation: int) -> None:
         """Raises KVRevoked."""
-        if self.table.acknowledge(lease, generation):
-            self._wake([lease])
-            self._tell(lease, "acknowledged")
+        self.table.acknowledge(lease, generation)
+        self._wake([lease])
 
     def joined(self, pull: ExportPull) -> None:
         self._pulls.setdefault(pull.lease, []).append(pull)
@@ -210,10 +201,6 @@ class KVExporter:
     def count_failed(self) -> None:
         if self._metrics is not None:
             self._metrics.failed()
-
-    def _tell(self, lease: LeaseId, end: LeaseEnd) -> None:
-        if self._on_end is not None:
-            self._on_end(lease, end)
 
     def _wake(self, leases: Iterable[LeaseId]) -> None:
         for lease in leases:

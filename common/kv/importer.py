@@ -32,10 +32,10 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """`bytes` of KV came in `seconds` over `transport` (its name, for the metric label)."""
+    """`num_bytes` of KV came in `seconds` over `transport` (its name, for the metric label)."""
 
     final: FinalResult
-    bytes: int
+    num_bytes: int
     seconds: float
     transport: str
 

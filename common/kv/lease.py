@@ -142,17 +142,14 @@ class LeaseTable:
         held.reads -= 1
         self._settle(held)
 
-    def acknowledge(self, lease: LeaseId, generation: int) -> bool:
-        """The reader has everything; says whether that was news. Raises KVRevoked."""
-        if lease not in self._leases:
-            return False
-        self._end(self.get(lease, generation))
-        return True
+    def acknowledge(self, lease: LeaseId, generation: int) -> None:
+        """The reader has everything. Raises KVRevoked; a lease that is gone is as good as acknowledged."""
+        if lease in self._leases:
+            self._end(self.get(lease, generation))
 
-    def abort(self, lease: LeaseId) -> bool:
-        """End the lease; says whether it was alive."""
-        held = self._leases.get(lease)
-        return held is not None and bool(self._end_all([held]))
+    def abort(self, key: AttemptKey) -> list[LeaseId]:
+        """End the leases of `key`; returns them."""
+        return self._end_all([held for held in self._leases.values() if held.key == key])
 
     def reader_dead(self, reader: InstanceRef) -> list[LeaseId]:
         """End the leases bound to that incarnation; returns them."""
