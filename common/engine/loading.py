@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig,
 from transformers.utils import logging as transformers_logging
 
 from common.engine.attention import AttentionKind, PagedStep
-from common.errors import UnsupportedModel
+from common.errors import ConfigError, UnsupportedModel
 from common.kv.layout import DType
 
 _PAGED: Final = "galley_paged"
@@ -63,6 +63,18 @@ class LoadedModel:
             return torch.empty(0, self.vocab_size, device=wanted.device)
         output = self.module(**inputs, galley_step=step, logits_to_keep=wanted)
         return cast(Tensor, output.logits)[0].float()
+
+
+def pick_device(setting: str) -> str:
+    """The device meant by `setting`; "auto" takes a CUDA device if there is one. Raises ConfigError."""
+    available = torch.cuda.is_available()
+    if setting.startswith("cuda") and not available:
+        raise ConfigError(
+            f"device = {setting!r}: torch finds no CUDA device here; use cpu or auto", param="device"
+        )
+    if setting == "auto":
+        return "cuda" if available else "cpu"
+    return setting
 
 
 def load_model(directory: Path, dtype: str, device: str) -> LoadedModel:

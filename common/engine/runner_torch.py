@@ -15,7 +15,7 @@ from torch import Tensor
 from common import model_files
 from common.engine.attention import PagedPool, PagedStep
 from common.engine.capacity import CPU_POOL_LIMIT, available_memory, num_blocks_for
-from common.engine.loading import LoadedModel, load_model, torch_dtype
+from common.engine.loading import LoadedModel, load_model, pick_device, torch_dtype
 from common.engine.runner import BatchPlan, PlanRow, StepResult
 from common.engine.sampler import sample
 from common.errors import ConfigError, StepFailed
@@ -42,7 +42,7 @@ class TorchRunner:
         directory: Path,
         *,
         dtype: str = "auto",
-        device: str = "cpu",
+        device: str = "auto",
         block_size: int = 16,
         num_blocks: int | None = None,
         memory_fraction: float = 0.8,
@@ -54,6 +54,7 @@ class TorchRunner:
         if threads is not None:
             torch.set_num_threads(threads)
         begin = time.monotonic()
+        device = pick_device(device)
         self._model = load_model(directory, dtype, device)
         self._max_model_len = _context(directory, max_model_len)
         self._eos = model_files.eos_token_ids(directory)
