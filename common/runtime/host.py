@@ -131,7 +131,6 @@ def _info(parts: Parts) -> InstanceInfo:
         http_url=parts.http_url,
         model=parts.settings.model_name,
         fingerprint=parts.fingerprint,
-        kv_address=parts.transport.address,
         max_model_len=runner.max_model_len,
         block_size=runner.layout.block_size,
         num_blocks=runner.buffer.num_blocks,
