@@ -24,6 +24,7 @@ from common.runtime.aborts import abort_until_answered
 from common.runtime.bus import MessageBus
 from services.gateway.effects import AskRoute, SendAbort, SendJob
 from services.gateway.flow import RequestFlow
+from services.gateway.liveness import Liveness
 
 ANSWER_S = 0.5
 """How long an answer may take before the question is sent again."""
@@ -37,9 +38,12 @@ Spawn = Callable[[Coroutine[object, object, None]], object]
 class Dispatcher:
     """Starts one task per errand with `spawn`; none of them raises."""
 
-    def __init__(self, bus: MessageBus, view: ClusterView, clock: Clock, spawn: Spawn) -> None:
+    def __init__(
+        self, bus: MessageBus, view: ClusterView, liveness: Liveness, clock: Clock, spawn: Spawn
+    ) -> None:
         self._bus = bus
         self._view = view
+        self._liveness = liveness
         self._clock = clock
         self._spawn = spawn
         self._aborting: set[tuple[InstanceRef, AttemptKey]] = set()
@@ -73,7 +77,7 @@ class Dispatcher:
             subject = self._bus.subjects.job(job.worker.instance)
             answer = await self._ask_twice(subject, job, Accepted, Refused)
         except NoResponders as error:
-            self._view.note_gone(job.worker)
+            self._liveness.nobody_listens(job.worker)
             flow.feed(flow.owner.on_job_lost(job.key, error))
         except MessageInvalid:
             nonsense = WorkerFailed(f"{job.worker.instance} gave an answer that makes no sense")

@@ -103,8 +103,8 @@ class Gateway:
         self._tasks: asyncio.TaskGroup | None = None
         self._errands: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
-        self._dispatcher = Dispatcher(bus, self.view, clock, self._spawn)
         self._liveness = Liveness(bus, self.view, clock, ref.instance)
+        self._dispatcher = Dispatcher(bus, self.view, self._liveness, clock, self._spawn)
         self._mirror_gauges()
 
     # --- requests ---------------------------------------------------------------------------------
@@ -148,6 +148,7 @@ class Gateway:
             max_waiting=self._limits.max_waiting,
         )
         self._flows[generation.request] = flow
+        self.metrics.prompt_tokens.inc(flow.usage.prompt_tokens)
         self._arm(flow)
         flow.start()
         return flow.reply
@@ -194,12 +195,12 @@ class Gateway:
             beats = await self._bus.subscribe(
                 subjects.beat, self._on_beat, WorkerBeat, GatewayBeat, RouterBeat
             )
-            beating = tasks.create_task(heartbeat.run())
+            owned = [tasks.create_task(heartbeat.run()), tasks.create_task(self._watch())]
             await stopping.wait()
             await self.drain(0.0)
             if self._errands:
                 await asyncio.wait(self._errands, timeout=LAST_ERRANDS_S)
-            for task in (beating, *self._errands):
+            for task in (*owned, *self._errands):
                 task.cancel()
             await frames.unsubscribe()
             await beats.unsubscribe()
@@ -245,14 +246,19 @@ class Gateway:
                 self._bus.publish(self._bus.subjects.resend(ref.instance), resend)
 
     def _beat(self) -> Beat:
-        for ref in self.view.deaths(self._clock.now()):
-            log.warning("instance_dead", instance=ref.instance, incarnation=ref.incarnation)
-            for flow in list(self._flows.values()):
-                flow.feed(flow.owner.on_death(ref))
-        if needed := {ref for flow in self._flows.values() for ref in flow.owner.workers}:
-            for probe in self._liveness.probes(needed):
-                self._spawn(probe)
         return GatewayBeat(self.info, self._intake.received())
+
+    async def _watch(self) -> None:
+        """At every beat: what depends on a dead worker goes on elsewhere, silent ones are asked."""
+        while True:
+            await asyncio.sleep(self._limits.beat_s)
+            for ref in self.view.deaths(self._clock.now()):
+                log.warning("instance_dead", target=ref.instance, incarnation=ref.incarnation)
+                for flow in list(self._flows.values()):
+                    flow.feed(flow.owner.on_death(ref))
+            needed = {ref for flow in self._flows.values() for ref in flow.owner.workers}
+            for probe in self._liveness.probes(sorted(needed)):
+                self._spawn(probe)
 
     # --- helpers ----------------------------------------------------------------------------------
 

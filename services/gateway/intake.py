@@ -67,10 +67,6 @@ class FrameIntake:
         """Per incarnation, the number up to which nothing is missing."""
         return tuple((ref, lane.received) for ref, lane in self._lanes.items() if lane.received)
 
-    def forget(self, ref: InstanceRef) -> None:
-        """`ref` is another incarnation by now."""
-        self._lanes.pop(ref, None)
-
     def _lane(self, ref: InstanceRef) -> _Lane:
         lane = self._lanes.get(ref)
         if lane is None:

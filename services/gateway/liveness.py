@@ -38,11 +38,20 @@ class Liveness:
 
     def probes(self, refs: Iterable[InstanceRef]) -> list[Coroutine[object, object, None]]:
         """Questions to those of `refs` that are suspect, to be run now."""
-        if self._clock.now() < self._quiet_until:
+        if not self._settled:
             return []
         suspects = [r for r in refs if r not in self._asking and self._view.state(r) == "suspect"]
         self._asking.update(suspects)
         return [self._probe(ref) for ref in suspects]
+
+    def nobody_listens(self, ref: InstanceRef) -> None:
+        """The bus says so: its process is gone, unless the bus was away a moment ago."""
+        if self._settled:
+            self._view.note_gone(ref)
+
+    @property
+    def _settled(self) -> bool:
+        return self._clock.now() >= self._quiet_until
 
     async def _probe(self, ref: InstanceRef) -> None:
         question = Resend(self._me, ref.incarnation, ())
@@ -50,7 +59,7 @@ class Liveness:
             subject = self._bus.subjects.resend(ref.instance)
             await self._bus.request(subject, question, Accepted, timeout_s=PROBE_S)
         except NoResponders:
-            self._view.note_gone(ref)
+            self.nobody_listens(ref)
         except ControlError:
             pass  # silent but listening, or the bus is away: time will tell
         finally:
