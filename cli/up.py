@@ -3,7 +3,6 @@
 import asyncio
 import shlex
 import signal
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -11,11 +10,10 @@ import orjson
 import typer
 from rich.console import Console
 
-from common import model_files
-from common.config import GatewaySettings, Topology
+from common.config import Topology
 from common.errors import ConfigError
 from deploy.local.cluster import ChildDied, LocalCluster
-from deploy.local.processes import mortal
+from deploy.local.model import prepare_model
 from deploy.local.spec import ClusterSpec
 from deploy.local.table import StartView
 
@@ -83,7 +81,7 @@ async def _serve(cluster: LocalCluster, view: StartView) -> None:
     cluster.check_ports()
     if cluster.spec.topology != "disaggregated":
         view.line(f"topology {cluster.spec.topology}: decode workers prefill; no prefill worker is started")
-    await _prepare_model(cluster.gateway_settings)
+    await prepare_model(cluster.gateway_settings)
     with view:
         await cluster.start()
     try:
@@ -92,26 +90,3 @@ async def _serve(cluster: LocalCluster, view: StartView) -> None:
         await cluster.watch()
     finally:
         await cluster.stop()
-
-
-async def _prepare_model(settings: GatewaySettings) -> None:
-    """Convert or download the model in a process of its own, once, before several services want it."""
-    if _is_prepared(settings.model, settings.cache_path):
-        return
-    module = model_files.PREPARE_COMMAND.split()[-1]
-    arguments = ["-m", module, "--model", settings.model, "--cache-dir", str(settings.cache_path)]
-    process = await asyncio.create_subprocess_exec(*mortal([sys.executable, *arguments]))
-    try:
-        code = await process.wait()
-    except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
-        raise
-    if code:
-        raise ConfigError(f"model {settings.model} could not be prepared (see above)", param="model")
-
-
-def _is_prepared(model: str, cache_dir: Path) -> bool:
-    if model == model_files.DEFAULT_MODEL:
-        return (model_files.default_directory(cache_dir) / "config.json").is_file()
-    return Path(model).expanduser().is_dir()

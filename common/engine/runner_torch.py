@@ -20,9 +20,9 @@ from common.engine.runner import BatchPlan, PlanRow, StepResult
 from common.engine.sampler import sample
 from common.errors import ConfigError, StepFailed
 from common.ids import BlockId, SequenceId
+from common.kv.buffer import Buffer
 from common.kv.layout import KVLayout
 from common.messages.generation import SamplingParams
-from common.transport.kv import Buffer
 
 _log = structlog.get_logger()
 

@@ -7,7 +7,7 @@ runner a bytearray.
 from typing import Protocol
 
 from common.ids import BlockId
-from common.transport.kv import Buffer
+from common.transport.kv import Buffer as Buffer
 
 
 class KVBuffer(Protocol):

@@ -49,7 +49,7 @@ async def test_a_service_that_dies_is_told_with_its_last_words(tmp_path: Path) -
 
 
 async def test_a_wrong_setting_is_told_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ClusterFailed, match="block.size"):
+    with pytest.raises(ClusterFailed, match=r"block.size"):
         async with own_cluster(spec_of(tmp_path, block_size="0"), Console(quiet=True)):
             raise AssertionError("there is no cluster to measure")
 
