@@ -51,15 +51,7 @@ class ModelTokenizer:
     """
 
     def __init__(self, directory: Path, vocab_size: int | None = None) -> None:
-        # Takes a second and is needed in the gateway's process alone.
-        from transformers import AutoTokenizer
-
-        try:
-            self._hf = AutoTokenizer.from_pretrained(directory, use_fast=True)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{directory} has no tokenizer that can be read: {error}") from error
-        if not self._hf.is_fast:
-            raise ConfigError(f"{directory} has no tokenizer.json; only fast tokenizers are served")
+        self._hf = _load(directory)
         self._backend = self._hf.backend_tokenizer
         added = self._hf.added_tokens_decoder
         self.special_ids = frozenset(self._hf.all_special_ids) | {i for i, t in added.items() if t.special}
@@ -100,6 +92,24 @@ class ModelTokenizer:
         if piece is None:
             return b""
         return piece.encode() if token in self._added else token_bytes(piece, byte_level=self._byte_level)
+
+
+def _load(directory: Path) -> Any:
+    """transformers' tokenizer; imported here, because only a process that tokenizes should pay for it."""
+    try:
+        if (directory / "tokenizer.json").is_file():
+            from transformers import PreTrainedTokenizerFast
+
+            # AutoTokenizer would read the same file, but imports torch where it is installed.
+            return PreTrainedTokenizerFast.from_pretrained(directory)
+        from transformers import AutoTokenizer
+
+        loaded = AutoTokenizer.from_pretrained(directory)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{directory} has no tokenizer that can be read: {error}") from error
+    if not loaded.is_fast:
+        raise ConfigError(f"{directory} has no tokenizer.json; only fast tokenizers are served")
+    return loaded
 
 
 class TokenizerPool:
