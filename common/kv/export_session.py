@@ -105,7 +105,7 @@ class ExportPull:
             self._exporter.table.begin_read(self.lease, self._generation)
             task = asyncio.get_running_loop().create_task(self._send(index, held.blocks[index]))
             self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            task.add_done_callback(self._sent)
         if self._wants_final:
             final = self._exporter.table.give_final(self.lease, self._generation)
             if final is not None:
@@ -126,13 +126,17 @@ class ExportPull:
         try:
             await endpoint.send(exporter.buffer.block(block), data_tag(self.pull, index))
             exporter.count_sent()
-        except KVTransferError as error:
-            if endpoint.alive:  # a send that fails alone leaves the reader's receive open for ever
-                _log.warning("KV send failed, closing the endpoint", lease=self.lease, error=error.message)
+        except Exception as error:
+            if not isinstance(error, KVTransferError) or endpoint.alive:
+                # A send that fails alone would leave the reader's receive open for ever.
+                _log.error("KV send failed, closing the endpoint", lease=self.lease, exc_info=error)
                 self._session.fence()
         finally:
             exporter.table.end_read(self.lease)
-            self.wake()
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
+        self.wake()
 
     async def _drain(self) -> None:
         with contextlib.suppress(KVTransferError):

@@ -142,7 +142,7 @@ class ImportPull:
     def _receive(self, endpoint: KVEndpoint, index: int) -> None:
         task = asyncio.get_running_loop().create_task(self._receive_block(endpoint, self._pull, index))
         self.receiving.add(task)
-        task.add_done_callback(self.receiving.discard)
+        task.add_done_callback(self._received)
 
     async def _receive_block(self, endpoint: KVEndpoint, pull: int, index: int) -> None:
         try:
@@ -151,4 +151,7 @@ class ImportPull:
             return  # an empty answer or a broken endpoint: why is told by the control stream
         if pull == self._pull:
             self._arrived[index] = 1
+
+    def _received(self, task: asyncio.Task[None]) -> None:
+        self.receiving.discard(task)
         self._changed.set()
