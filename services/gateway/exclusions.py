@@ -27,11 +27,14 @@ class Exclusions:
         self._failed.pop(ref, None)
 
     def refused(self, ref: InstanceRef, reason: str) -> None:
-        if reason == "stale":
-            self.gone(ref)
-            return
-        self.full = self.full or reason == "full"
-        self._refused[ref] = None
+        match reason:
+            case "stale":
+                self.gone(ref)
+            case "aborted":
+                self.failed(ref)  # it refuses that attempt, not the next
+            case _:
+                self.full = self.full or reason == "full"
+                self._refused[ref] = None
 
     def failed(self, ref: InstanceRef) -> None:
         if ref not in self._gone:

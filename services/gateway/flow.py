@@ -18,7 +18,7 @@ from services.gateway.recording import RequestRecord
 from services.gateway.reply import Reply
 from services.gateway.request import Delta, Generation, Usage
 
-AbortCause = Literal["client", "deadline", "slow_reader", "shutdown"]
+AbortCause = Literal["client", "deadline", "slow_reader", "shutdown", "internal"]
 
 
 class Errands(Protocol):

@@ -13,11 +13,11 @@ import structlog
 
 from common.clock import Clock
 from common.config import GatewaySettings
-from common.errors import ContextLengthExceeded, NoInstance, Overloaded
+from common.errors import ContextLengthExceeded, GalleyError, NoInstance, Overloaded
 from common.ids import IdSource, InstanceId, InstanceRef, RequestId
 from common.messages.cluster import MESSAGE_VERSION, Beat, GatewayBeat, InstanceInfo, RouterBeat, WorkerBeat
 from common.messages.generation import Abort
-from common.messages.stream import Frame, Resend
+from common.messages.stream import Frame, FrameItem, Resend
 from common.observability.metrics import GatewayMetrics
 from common.observability.timeline import RequestTimeline, Stage
 from common.routing.cluster_view import ClusterView, pairable
@@ -229,13 +229,24 @@ class Gateway:
         for item in frame.items:
             flow = self._flows.get(item.key.request)
             if flow is not None:
-                flow.item(source, item)
+                self._pass_on(flow, source, item)
             elif item.key.request not in self._recent:
                 abort = Abort(item.key, self._limits.request_timeout_s, "not_owned")
                 self._dispatcher.send_abort(SendAbort(source, abort))
 
+    def _pass_on(self, flow: RequestFlow, source: InstanceRef, item: FrameItem) -> None:
+        """An item that cannot be digested ends its own request, not the frame's others."""
+        try:
+            flow.item(source, item)
+        except Exception:
+            log.exception("item_failed", request_id=item.key.request, source=source.instance)
+            flow.abort("internal", GalleyError("something went wrong inside the gateway"))
+
     def _on_beat(self, beat: Beat, _answer: Answer) -> None:
+        known = self.view.get(beat.info.ref) is not None
         self.view.observe(beat)
+        if not known and self.view.get(beat.info.ref) is not None:
+            self._intake.replaced_by(beat.info.ref)
         if not isinstance(beat, WorkerBeat):
             return
         ref, me = beat.info.ref, self.info.ref.instance

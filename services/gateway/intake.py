@@ -67,6 +67,11 @@ class FrameIntake:
         """Per incarnation, the number up to which nothing is missing."""
         return tuple((ref, lane.received) for ref, lane in self._lanes.items() if lane.received)
 
+    def replaced_by(self, ref: InstanceRef) -> None:
+        """Forget earlier incarnations of `ref`'s name: nothing more comes from them."""
+        for old in [one for one in self._lanes if one.instance == ref.instance and one != ref]:
+            del self._lanes[old]
+
     def _lane(self, ref: InstanceRef) -> _Lane:
         lane = self._lanes.get(ref)
         if lane is None:

@@ -65,7 +65,8 @@ class OpenAIApi:
         generation = self._generation(request, ask, [prompt_ids], "messages")
         head = self._head(f"chatcmpl-{generation.request}")
         bytes_of = self._tokenizers.tokenizer.bytes_of
-        return await self._answer(request, ask, generation, ChatShape(head, bytes_of, logprobs=ask.logprobs))
+        shape = ChatShape(head, bytes_of, logprobs=ask.logprobs, token_ids=ask.return_token_ids)
+        return await self._answer(request, ask, generation, shape)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         ask = await self._parse(request, CompletionRequest)
@@ -77,6 +78,7 @@ class OpenAIApi:
             self._head(f"cmpl-{generation.request}"),
             self._tokenizers.tokenizer.bytes_of,
             logprobs=ask.logprobs is not None,
+            token_ids=ask.return_token_ids,
         )
         return await self._answer(request, ask, generation, shape)
 

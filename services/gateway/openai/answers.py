@@ -1,6 +1,7 @@
 """Answers in OpenAI's shapes: whole bodies and stream chunks, for chat and for completions.
 
-Pure: deltas in, JSON-able dicts out. Knows nothing of SSE and HTTP.
+With `token_ids`, what vLLM's `return_token_ids` adds: each choice has the ids of its tokens, all but the one
+that ended it. Pure: deltas in, JSON-able dicts out. Knows nothing of SSE and HTTP.
 """
 
 from collections.abc import Iterator, Sequence
@@ -78,10 +79,11 @@ class Shape(Protocol):
 class ChatShape:
     """chat.completion and chat.completion.chunk; the role goes ahead of each choice's first chunk."""
 
-    def __init__(self, head: AnswerHead, bytes_of: BytesOf, *, logprobs: bool) -> None:
+    def __init__(self, head: AnswerHead, bytes_of: BytesOf, *, logprobs: bool, token_ids: bool) -> None:
         self._head = head
         self._bytes_of = bytes_of
         self._logprobs = logprobs
+        self._token_ids = token_ids
         self._begun: set[int] = set()
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Body:
@@ -91,6 +93,7 @@ class ChatShape:
                 "message": {"role": "assistant", "content": choice.text, "refusal": None},
                 "logprobs": self._logprobs_of(choice.tokens),
                 "finish_reason": choice.finish,
+                **self._ids_of(choice.tokens),
             }
             for index, choice in enumerate(choices)
         ]
@@ -99,30 +102,36 @@ class ChatShape:
     def chunks(self, delta: Delta) -> Iterator[Body]:
         if delta.choice not in self._begun:
             self._begun.add(delta.choice)
-            yield self._chunk(delta.choice, {"role": "assistant", "content": ""}, None, None)
-        logprobs = self._logprobs_of(delta.tokens) if delta.tokens else None
-        if delta.text or logprobs or delta.finish:
+            yield self._chunk(delta.choice, {"role": "assistant", "content": ""})
+        if delta.text or delta.finish or (delta.tokens and (self._logprobs or self._token_ids)):
             content: Body = {"content": delta.text} if delta.text else {}
-            yield self._chunk(delta.choice, content, logprobs, delta.finish)
+            yield self._chunk(delta.choice, content, delta.tokens, delta.finish)
 
     def usage_chunk(self, usage: Usage) -> Body:
         return self._head.body("chat.completion.chunk", []) | {"usage": usage_body(usage)}
 
-    def _chunk(self, index: int, delta: Body, logprobs: Body | None, finish: str | None) -> Body:
+    def _chunk(
+        self, index: int, delta: Body, tokens: Sequence[Token] = (), finish: str | None = None
+    ) -> Body:
+        logprobs = self._logprobs_of(tokens) if tokens else None
         choice: Body = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return self._head.body("chat.completion.chunk", [choice])
+        return self._head.body("chat.completion.chunk", [choice | self._ids_of(tokens)])
 
     def _logprobs_of(self, tokens: Sequence[Token]) -> Body | None:
         return chat_logprobs(tokens, self._bytes_of) if self._logprobs else None
+
+    def _ids_of(self, tokens: Sequence[Token]) -> Body:
+        return {"token_ids": [token.id for token in tokens]} if self._token_ids else {}
 
 
 class CompletionShape:
     """text_completion, whole and in chunks."""
 
-    def __init__(self, head: AnswerHead, bytes_of: BytesOf, *, logprobs: bool) -> None:
+    def __init__(self, head: AnswerHead, bytes_of: BytesOf, *, logprobs: bool, token_ids: bool) -> None:
         self._head = head
         self._bytes_of = bytes_of
         self._logprobs = logprobs
+        self._token_ids = token_ids
         self._builders: dict[int, CompletionLogprobs] = {}
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Body:
@@ -130,7 +139,7 @@ class CompletionShape:
         return self._head.body("text_completion", bodies) | {"usage": usage_body(usage)}
 
     def chunks(self, delta: Delta) -> Iterator[Body]:
-        if delta.text or delta.finish or (self._logprobs and delta.tokens):
+        if delta.text or delta.finish or (delta.tokens and (self._logprobs or self._token_ids)):
             choice = self._choice(delta.choice, delta.text, delta.tokens, delta.finish)
             yield self._head.body("text_completion", [choice])
 
@@ -142,4 +151,5 @@ class CompletionShape:
         if self._logprobs:
             builder = self._builders.setdefault(index, CompletionLogprobs(self._bytes_of))
             logprobs = builder.of(tokens)
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        choice: Body = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        return choice | ({"token_ids": [token.id for token in tokens]} if self._token_ids else {})

@@ -84,6 +84,7 @@ class SamplingFields(OpenAIModel):
     metadata: dict[str, str] = Field(default_factory=dict)
     priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] = 0
     cache_salt: Annotated[str, Field(max_length=256)] = ""
+    return_token_ids: bool = False
     # Known, but not supported: they pass where they ask for nothing.
     response_format: ResponseFormat | None = None
     skip_special_tokens: Annotated[bool, only(True)] = True

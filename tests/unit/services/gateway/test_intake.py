@@ -38,6 +38,8 @@ def test_a_new_incarnation_starts_at_one() -> None:
     assert intake.take(frame(1))
     assert intake.take(frame(1, reborn))
     assert dict(intake.received()) == {W: 1, reborn: 1}
+    intake.replaced_by(reborn)
+    assert dict(intake.received()) == {reborn: 1}
 
 
 def test_everything_is_bounded() -> None:

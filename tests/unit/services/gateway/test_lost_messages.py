@@ -4,10 +4,9 @@ import asyncio
 
 import pytest
 
+from common.errors import GalleyError
 from common.ids import RequestId
-from common.messages.stream import (
-    FinishItem,
-)
+from common.messages.stream import FinishItem, TokensItem
 from tests.support.faulty import Faults
 from tests.support.scripted_cluster import (
     ScriptedCluster,
@@ -107,5 +106,20 @@ def test_an_outage_of_the_bus_loses_and_doubles_nothing() -> None:
         go_on(d, job, 4, index=3)
         assert text_of(await read(reply)) == "abcd"
         assert len(made.asked.items) == 1
+
+    play(story)
+
+
+def test_an_item_that_cannot_be_digested_ends_its_own_request_only() -> None:
+    async def story(made: ScriptedCluster) -> None:
+        p, d = made.workers["p"], made.workers["d"]
+        broken, whole = made.gateway.submit(generation(made)), made.gateway.submit(generation(made))
+        first, second = await p.jobs.wait_for(2)
+        impossible = TokensItem(first.key, 0, (1 << 40,))
+        p.emit(first.gateway, impossible, TokensItem(second.key, 0, (1,)))
+        go_on(d, second, 2)
+        assert text_of(await read(whole)) == "ab"
+        with pytest.raises(GalleyError, match="inside the gateway"):
+            await read(broken)
 
     play(story)
