@@ -239,6 +239,20 @@ async def test_logprobs_in_both_shapes(stage: Stage) -> None:
     assert found == [[0], [1]]
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_token_ids_in_both_shapes_and_modes(stage: Stage, path: str) -> None:
+    stage.script.text = FAMILY  # most of its tokens are no text by themselves
+    ids = stage.made.gateway.vocabulary.tokenizer.encode(FAMILY)
+    question: dict[str, Any] = {"prompt": "abc"}
+    if "chat" in path:
+        question = {"messages": [{"role": "user", "content": "Hi"}]}
+    question |= {"model": "tiny", "return_token_ids": True}
+    status, body = await stage.post(path, question)
+    assert (status, body["choices"][0]["token_ids"]) == (200, list(ids))
+    events = await stage.events(path, **question)
+    assert [id_ for event in events for id_ in event["choices"][0]["token_ids"]] == list(ids)
+
+
 async def test_the_official_client(stage: Stage) -> None:
     client = openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key="none", max_retries=0)
     async with client:
