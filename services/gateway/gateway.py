@@ -17,10 +17,9 @@ from common.errors import ContextLengthExceeded, GalleyError, NoInstance, Overlo
 from common.ids import IdSource, InstanceId, InstanceRef, RequestId
 from common.messages.cluster import MESSAGE_VERSION, Beat, GatewayBeat, InstanceInfo, RouterBeat, WorkerBeat
 from common.messages.generation import Abort
-from common.messages.stream import Frame, FrameItem, Resend
+from common.messages.stream import Frame, FrameItem
 from common.observability.metrics import GatewayMetrics
 from common.observability.timeline import RequestTimeline, Stage
-from common.routing.cluster_view import ClusterView, pairable
 from common.runtime.bus import MessageBus
 from common.runtime.bus import Reply as Answer
 from common.runtime.heartbeat import Heartbeat
@@ -31,7 +30,7 @@ from services.gateway.dispatch import Dispatcher
 from services.gateway.effects import SendAbort
 from services.gateway.flow import RequestFlow
 from services.gateway.intake import FrameIntake
-from services.gateway.liveness import Liveness
+from services.gateway.membership import Membership
 from services.gateway.owner import RequestOwner
 from services.gateway.recent import RecentRequests
 from services.gateway.recording import RequestRecord
@@ -86,7 +85,6 @@ class Gateway:
         metrics: GatewayMetrics,
     ) -> None:
         self.vocabulary = vocabulary
-        self.view = ClusterView(clock)
         self.metrics = metrics
         self.ids = ids
         self.draining = False
@@ -103,8 +101,9 @@ class Gateway:
         self._tasks: asyncio.TaskGroup | None = None
         self._errands: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
-        self._liveness = Liveness(bus, self.view, clock, ref.instance)
-        self._dispatcher = Dispatcher(bus, self.view, self._liveness, clock, self._spawn)
+        self._members = Membership(bus, clock, ref.instance, self._intake, metrics)
+        self.view = self._members.view
+        self._dispatcher = Dispatcher(bus, self.view, self._members.liveness, clock, self._spawn)
         self._mirror_gauges()
 
     # --- requests ---------------------------------------------------------------------------------
@@ -161,18 +160,7 @@ class Gateway:
         """What a request would have to wait for; "" when one can be served."""
         if self.draining:
             return "draining"
-        if not self._bus.connected:
-            return "the message bus is not connected"
-        if not self.view.instances("router"):
-            return "no router serves"
-        decodes = self.view.instances("decode")
-        if not decodes:
-            return "no decode instance serves"
-        prefills = [instance for instance in self.view.all() if instance.info.role == "prefill"]
-        alive = self.view.instances("prefill")
-        if prefills and not any(pairable(p.info, d.info) for p in alive for d in decodes):
-            return "no prefill instance serves that a decode instance can be paired with"
-        return ""
+        return self._members.why_not_ready()
 
     def listens_at(self, http_url: str) -> None:
         """The address that the beats tell."""
@@ -184,8 +172,7 @@ class Gateway:
         """Serve until `stopping` is set, or cancelled; the caller drains first. What still runs is ended."""
         stopping = stopping or asyncio.Event()
         subjects = self._bus.subjects
-        self._bus.on_state(self.view.on_bus_state)
-        self._bus.on_state(self._liveness.on_bus_state)
+        self._bus.on_state(self._members.on_bus_state)
         self._bus.on_state(lambda connected: self.metrics.control_connected.set(connected))
         self.metrics.control_connected.set(self._bus.connected)
         heartbeat = Heartbeat(self._bus, self._beat, self._limits.beat_s)
@@ -196,15 +183,17 @@ class Gateway:
                 subjects.beat, self._on_beat, WorkerBeat, GatewayBeat, RouterBeat
             )
             owned = [tasks.create_task(heartbeat.run()), tasks.create_task(self._watch())]
-            await stopping.wait()
-            await self.drain(0.0)
-            if self._errands:
-                await asyncio.wait(self._errands, timeout=LAST_ERRANDS_S)
-            for task in (*owned, *self._errands):
-                task.cancel()
+            try:
+                await stopping.wait()
+                await self.drain(0.0)
+                if self._errands:
+                    await asyncio.wait(self._errands, timeout=LAST_ERRANDS_S)
+            finally:
+                self._tasks = None
+                for task in (*owned, *self._errands):
+                    task.cancel()
             await frames.unsubscribe()
             await beats.unsubscribe()
-        self._tasks = None
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests and wait until none is running, or end what is after `timeout_s`."""
@@ -243,18 +232,7 @@ class Gateway:
             flow.abort("internal", GalleyError("something went wrong inside the gateway"))
 
     def _on_beat(self, beat: Beat, _answer: Answer) -> None:
-        known = self.view.get(beat.info.ref) is not None
-        self.view.observe(beat)
-        if not known and self.view.get(beat.info.ref) is not None:
-            self._intake.replaced_by(beat.info.ref)
-        if not isinstance(beat, WorkerBeat):
-            return
-        ref, me = beat.info.ref, self.info.ref.instance
-        for gateway, last in beat.last_frames:
-            if gateway == me and (missing := self._intake.missing(ref, last)):
-                self.metrics.frames_missed.inc(len(missing))
-                resend = Resend(me, ref.incarnation, missing)
-                self._bus.publish(self._bus.subjects.resend(ref.instance), resend)
+        self._members.on_beat(beat)
 
     def _beat(self) -> Beat:
         return GatewayBeat(self.info, self._intake.received())
@@ -268,7 +246,7 @@ class Gateway:
                 for flow in list(self._flows.values()):
                     flow.feed(flow.owner.on_death(ref))
             needed = {ref for flow in self._flows.values() for ref in flow.owner.workers}
-            for probe in self._liveness.probes(sorted(needed)):
+            for probe in self._members.liveness.probes(sorted(needed)):
                 self._spawn(probe)
 
     # --- helpers ----------------------------------------------------------------------------------
