@@ -169,7 +169,9 @@ class KVImporter:
         self._own(self._release_later(pull), self._tasks)
 
     async def _release_later(self, pull: ImportPull) -> None:
-        _, open_receives = await asyncio.wait(pull.receiving, timeout=self._kv_timeout_s)
+        open_receives = set(pull.receiving)
+        if open_receives:
+            _, open_receives = await asyncio.wait(open_receives, timeout=self._kv_timeout_s)
         if open_receives:
             pull.fence()
             await asyncio.wait(open_receives)

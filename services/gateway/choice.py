@@ -35,7 +35,9 @@ from services.gateway.exclusions import Exclusions
 from services.gateway.output import OutputTokens
 from services.gateway.request import ChoiceSpec
 
-_CLIENT_FAULTS = {cls.code: cls for cls in (InvalidRequest, ContextLengthExceeded, DeadlineExceeded)}
+_FINAL = {cls.code: cls for cls in (InvalidRequest, ContextLengthExceeded, DeadlineExceeded, NoInstance)}
+"""What a worker may report that another attempt would meet as well."""
+NO_INSTANCE_RETRY_S = 1.0
 
 MIN_ABORT_S = 2.0
 """An abort is repeated and remembered at least so long, also when the deadline is its reason."""
@@ -212,9 +214,10 @@ class ChoiceLife:
         return [Finished(self.index, finish.reason, finish.stop_token)]
 
     def _on_failed(self, source: InstanceRef, item: FailedItem) -> list[Effect]:
-        error_class = _CLIENT_FAULTS.get(item.code)
+        error_class = _FINAL.get(item.code)
         if error_class is not None or not item.retryable:
-            return self._give_up((error_class or WorkerFailed)(item.message))
+            wait_s = NO_INSTANCE_RETRY_S if error_class is NoInstance else None
+            return self._give_up((error_class or WorkerFailed)(item.message, retry_after_s=wait_s))
         # A transfer has two ends, and which of them is at fault cannot be told from here.
         suspects = self._attempt.workers if item.code == "kv_transfer_failed" else (source,)
         for ref in suspects:

@@ -108,6 +108,7 @@ class SimCluster:
         model: FakeModel | None = None,
         num_blocks: int = 256,
         limits: Limits | None = None,
+        drain_seconds: float = 0,
         seed: int = 1,
     ) -> None:
         self.ids = SeededIds(seed)
@@ -120,6 +121,9 @@ class SimCluster:
         self._topology = topology
         self._counts = (prefill if topology == "disaggregated" else 0, decode)
         self._num_blocks = num_blocks
+        self._drain_seconds = drain_seconds
+        self.pools: dict[str, int] = {}
+        """Blocks of single workers that differ from `num_blocks`."""
         self.gateway: Gateway
 
     def bus(self, client: MemoryTransport) -> MessageBus:
@@ -128,11 +132,11 @@ class SimCluster:
     def settings(self, role: type[EngineSettings], instance: str) -> EngineSettings:
         return role(
             instance=instance,
-            num_blocks=self._num_blocks,
+            num_blocks=self.pools.get(instance, self._num_blocks),
             chunk_tokens=64,
             max_num_batched_tokens=256,
             policy="prefill_first" if self._topology == "colocated" else "decode_first",
-            drain_seconds=0,
+            drain_seconds=self._drain_seconds,
         )
 
     @asynccontextmanager
