@@ -92,8 +92,10 @@ class ExportPull:
             pass  # the session sees it too and ends everything
         except KVTransferError as error:
             self._exporter.count_failed()
+            taken = isinstance(error, KVUnknownLease)  # it was known when this pull began
+            why = KVRevoked("the lease has ended") if taken else error
             with contextlib.suppress(KVPeerLost):
-                self._session.stream.post(refusal(self.pull, error))
+                self._session.stream.post(refusal(self.pull, why))
         self.over = True
         await self._drain()
 

@@ -170,8 +170,10 @@ class KVExporter:
         held = self.table.get(grant.lease, grant.generation)
         if num_blocks != len(held.blocks):
             raise KVMismatch(f"the lease has {len(held.blocks)} blocks, the reader expects {num_blocks}")
-        if self._owners.setdefault((grant.lease, grant.generation), session) is not session:
+        owner = self._owners.get((grant.lease, grant.generation), session)
+        if owner is not session and owner.endpoint.alive:
             raise KVRevoked(f"lease {grant.lease} is being read over another endpoint")
+        self._owners[grant.lease, grant.generation] = session
         self.table.show(grant.lease, grant.generation)
 
     def acknowledge(self, lease: LeaseId, generation: int) -> None:

@@ -49,7 +49,8 @@ class ImportLink:
     @property
     def usable(self) -> bool:
         """False once broken; a new link is needed then."""
-        return self._error is None and self._next_pull <= MAX_PULL_ID
+        broken = self._error is not None or (self._endpoint is not None and not self._endpoint.alive)
+        return not broken and self._next_pull <= MAX_PULL_ID
 
     @property
     def endpoint(self) -> KVEndpoint:

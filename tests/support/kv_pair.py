@@ -43,7 +43,6 @@ def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
     def run(*args: Any, **kwargs: Any) -> None:
         run_virtual(test(*args, **kwargs))
 
-    del run.__wrapped__  # type: ignore[attr-defined]  # or pytest takes the test for a coroutine
     return run
 
 
@@ -92,6 +91,7 @@ class GatedEndpoint:
     def __init__(self, inner: KVEndpoint, may_send: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._inner = inner
         self._may_send = may_send
+        self._closed = asyncio.Event()
 
     @property
     def alive(self) -> bool:
@@ -99,7 +99,11 @@ class GatedEndpoint:
 
     async def send(self, buffer: Buffer, tag: int) -> None:
         if tag and memoryview(buffer).nbytes:  # type: ignore[arg-type]
-            await self._may_send()
+            waits = [asyncio.ensure_future(self._may_send()), asyncio.ensure_future(self._closed.wait())]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
         await self._inner.send(buffer, tag)
 
     async def recv(self, buffer: Buffer, tag: int) -> None:
@@ -107,6 +111,7 @@ class GatedEndpoint:
 
     async def close(self) -> None:
         await self._inner.close()
+        self._closed.set()
 
 
 class Prefill:
