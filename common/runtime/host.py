@@ -141,7 +141,7 @@ def _mirror(metrics: WorkerMetrics, pool: BlockPool, worker: Worker) -> None:
     """Bind the gauges that show live state."""
 
     def staged(stage: Stage) -> Callable[[], float]:
-        return lambda: sum(held.stage == stage for held in worker.held.values())
+        return lambda: worker.count(stage)
 
     metrics.kv_blocks("free").set_function(lambda: pool.num_free - pool.num_cached)
     metrics.kv_blocks("cached").set_function(lambda: pool.num_cached)

@@ -27,6 +27,9 @@ from common.runtime.outbox import Outbox
 
 log = structlog.get_logger()
 
+LAST_ABORTS_S = 1.0
+"""How long a stopping worker waits for others to answer its aborts; they notice its death otherwise."""
+
 Stage = Literal["queued", "prefilling", "waiting_for_kv", "decoding"]
 
 
@@ -93,6 +96,8 @@ class Worker:
         self._flush_due = False
         self._tasks: asyncio.TaskGroup | None = None
         self._emptied = asyncio.Event()
+        self._heart: Heartbeat | None = None
+        self._aborts: set[asyncio.Task[None]] = set()
 
     @property
     def me(self) -> InstanceRef:
@@ -117,6 +122,10 @@ class Worker:
         self.held[held.key] = held
         self.attempts.remember(held.key, max(0.0, held.deadline - self.clock.now()))
 
+    def count(self, stage: Stage) -> int:
+        """How many of the attempts held here are at `stage`."""
+        return sum(held.stage == stage for held in self.held.values())
+
     def drop(self, held: Held) -> None:
         """Nothing is held for the attempt any more. Idempotent."""
         if self.held.get(held.key) is held:
@@ -134,6 +143,8 @@ class Worker:
         if self.held.get(held.key) is not held:
             return
         self.drop(held)
+        # Offered once more, it is not a repeat of something that works.
+        self.attempts.abort(held.key, max(0.0, held.deadline - self.clock.now()))
         duty.end(held)
         self.metrics.requests("error").inc()
         log.warning("attempt failed", key=held.key, code=error.code, error=error.message)
@@ -155,7 +166,9 @@ class Worker:
             self.bus.publish(self.subjects.stream(gateway), frame)
 
     def abort_elsewhere(self, target: InstanceRef, abort: Abort) -> None:
-        self.spawn(abort_until_answered(self.bus, self.view, self.clock, target, abort))
+        task = self.spawn(abort_until_answered(self.bus, self.view, self.clock, target, abort))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run `work` as long as the worker runs. It must not raise: an error ends the worker."""
@@ -199,13 +212,15 @@ class Worker:
                 await self.bus.subscribe(subs.resend(name), on_resend, Resend),
                 await self.bus.subscribe(subs.beat, on_beat, WorkerBeat, GatewayBeat, RouterBeat),
             ]
-            heart = Heartbeat(self.bus, lambda: self._beat(duty), self._beat_s)
-            background = [tasks.create_task(heart.run()), tasks.create_task(self._watch(duty))]
+            self._heart = Heartbeat(self.bus, lambda: self._beat(duty), self._beat_s)
+            background = [tasks.create_task(self._heart.run()), tasks.create_task(self._watch(duty))]
             await stopping.wait()
             for held in list(self.held.values()):
                 self.fail(duty, held, WorkerFailed(f"{name} is stopping"))
             self._flush()
-            for task in background:
+            if self._aborts:
+                await asyncio.wait(self._aborts, timeout=LAST_ABORTS_S)
+            for task in (*background, *self._aborts):
                 task.cancel()
             for subscription in subscriptions:
                 await subscription.unsubscribe()
@@ -214,6 +229,8 @@ class Worker:
     async def drain(self, timeout_s: float) -> None:
         """Take no new work, say so in the beats, and wait until nothing is held or the time is over."""
         self.info = replace(self.info, draining=True)
+        if self._heart:
+            self._heart.beat_soon()
         self._emptied.clear()
         if self.held:
             try:

@@ -180,6 +180,7 @@ class PrefillService:
         return LoadReport(
             requests_queued=scheduler.num_waiting,
             requests_running=scheduler.num_running,
+            requests_waiting_for_kv=self._worker.count("waiting_for_kv"),
             queued_tokens=scheduler.queued_tokens,
             running_tokens=scheduler.running_tokens,
             free_blocks=self._pool.num_free,
@@ -190,11 +191,11 @@ class PrefillService:
         self._ticked.set()
 
     def died(self, ref: InstanceRef) -> None:
-        self._exporter.reader_dead(ref)
         for held in list(self._worker.held.values()):
             if isinstance(held, Prefilling) and held.decode == ref:
                 held.decode = None
                 self._worker.fail(self, held, WorkerFailed(f"decode {ref.instance} died"))
+        self._exporter.reader_dead(ref)
 
     # --- sink -------------------------------------------------------------------------------------
 
@@ -275,8 +276,10 @@ class PrefillService:
                 continue
             try:
                 grant = self._exporter.bind(lease, decode)
-            except KVTransferError:
-                return  # the lease has ended meanwhile, and with it the attempt
+            except KVTransferError as error:
+                # Somebody has FINAL and may be decoding; who that is was not to be found out.
+                self._worker.fail(self, held, error)
+                return
             held.decode = decode
             answer = await self._offer(decode, self._handoff(held, grant))
             if isinstance(answer, Accepted):
