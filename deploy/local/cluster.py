@@ -21,6 +21,7 @@ import orjson
 from common.config import ENV_PREFIX, GatewaySettings, child_environment
 from common.errors import ConfigError, GalleyError
 from deploy.local import readiness
+from deploy.local.join import worker_environment, write_worker_environment
 from deploy.local.processes import ChildProcess
 from deploy.local.spec import ClusterSpec, ProcessSpec, plan_processes
 
@@ -122,7 +123,9 @@ class LocalCluster:
     # --- starting --------------------------------------------------------------------------------
 
     async def _start_all(self) -> None:
-        environment = child_environment(await self._start_bus())
+        shared = await self._start_bus()
+        write_worker_environment(self.worker_file, worker_environment(self._plans, shared), self.spec.config)
+        environment = child_environment(shared)
         pairs = [(plan, self._new_child(plan.name, plan.role)) for plan in self._plans]
         async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
             for plan, child in pairs:
@@ -200,6 +203,7 @@ class LocalCluster:
         for number, until in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S + 1)):
             await _signal_and_wait(rest, number, begin + until - loop.time())
         self.run_file.unlink(missing_ok=True)
+        self.worker_file.unlink(missing_ok=True)
         self._lock.close()
         self._lock = None
 
@@ -208,6 +212,10 @@ class LocalCluster:
     @property
     def run_file(self) -> Path:
         return self.run_dir / "run.json"
+
+    @property
+    def worker_file(self) -> Path:
+        return self.run_dir / "worker.env"
 
     def _write_run_file(self) -> None:
         body = {

@@ -75,8 +75,10 @@ async def test_starts_everything_writes_run_json_and_stops_without_a_trace(tmp_p
                     assert response.status == 200
                 assert first_log_line(process["log"])["instance"] == process["instance"]
         assert all((process["name"], "ready") in recorder.seen for process in processes)
+        assert processes[0]["http_url"].rpartition(":")[2] in (tmp_path / "worker.env").read_text()
     assert not [process["pid"] for process in processes if alive(process["pid"])]
     assert not (tmp_path / "run.json").exists()
+    assert not (tmp_path / "worker.env").exists()
     assert launcher.died == []
 
 
