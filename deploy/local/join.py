@@ -19,7 +19,7 @@ _OWN = frozenset({"config", "instance", "port", "cores"})
 
 
 def worker_environment(plans: Sequence[ProcessSpec], shared: Mapping[str, str]) -> dict[str, str]:
-    """Variables for a further worker. `shared` are those that all processes of the cluster got, by full name."""
+    """Variables for a further worker. `shared` are those that the whole cluster got, by full name."""
     plan = next(plan for plan in plans if plan.role == "decode")
     variables = {
         f"{ENV_PREFIX}CLUSTER": plan.settings.cluster,
