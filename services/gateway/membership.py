@@ -8,7 +8,7 @@ from common.ids import InstanceId
 from common.messages.cluster import Beat, WorkerBeat
 from common.messages.stream import Resend
 from common.observability.metrics import GatewayMetrics
-from common.routing.cluster_view import ClusterView, pairable
+from common.routing.cluster_view import ClusterView
 from common.runtime.bus import MessageBus
 from services.gateway.intake import FrameIntake
 from services.gateway.liveness import Liveness
@@ -50,13 +50,11 @@ class Membership:
         """What a request would have to wait for; "" when one can be served."""
         if not self._bus.connected:
             return "the message bus is not connected"
-        if not self.view.instances("router"):
+        routers = [
+            i for i in self.view.all() if i.info.role == "router" and self.view.state(i.ref) == "alive"
+        ]
+        if not routers:
             return "no router serves"
-        decodes = self.view.instances("decode")
-        if not decodes:
-            return "no decode instance serves"
-        prefills = self.view.instances("prefill")
-        known = any(instance.info.role == "prefill" for instance in self.view.all())
-        if known and not any(pairable(p.info, d.info) for p in prefills for d in decodes):
-            return "no prefill instance serves that a decode instance can be paired with"
+        if not any(router.info.ready for router in routers):
+            return "no router has an instance for a request"
         return ""

@@ -24,7 +24,7 @@ from common.messages.cluster import (
 )
 from common.messages.generation import DecodeRouteRequest, Rejected, RouteRequest
 from common.observability.metrics import RouterMetrics
-from common.routing.cluster_view import ClusterView, Instance
+from common.routing.cluster_view import ClusterView, Instance, pairable
 from common.routing.policies import POLICIES
 from common.routing.rules import RequestRouter, RoutingRules
 from common.runtime.bus import MessageBus, Reply
@@ -59,6 +59,7 @@ class RouterService:
         )
         self._cluster = settings.cluster
         self._topology = settings.topology
+        self._local_fallback = settings.local_prefill_fallback
         self._view = ClusterView(clock)
         rules = RoutingRules(
             settings.topology, settings.local_prefill_below_tokens, settings.local_prefill_fallback
@@ -72,7 +73,7 @@ class RouterService:
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping` is set; the bus is connected. Owns every task of the service."""
         subjects = self._bus.subjects
-        heartbeat = Heartbeat(self._bus, lambda: RouterBeat(self._info), self._beat_s)
+        heartbeat = Heartbeat(self._bus, self._beat, self._beat_s)
         beats = await self._bus.subscribe(subjects.beat, self._on_beat, WorkerBeat, RouterBeat, GatewayBeat)
         micro = MicroService(self._bus, self._clock, self._cluster, lambda: self._info)
         await micro.start()
@@ -104,9 +105,20 @@ class RouterService:
             return "not connected to NATS"
         if not self._info.ready:
             return "listening for instances" if not self._info.draining else "draining"
-        needed: tuple[Role, ...] = ("prefill", "decode") if self._topology == "disaggregated" else ("decode",)
+        splits = self._topology == "disaggregated" and not self._local_fallback
+        needed: tuple[Role, ...] = ("prefill", "decode") if splits else ("decode",)
         missing = [role for role in needed if not self._view.instances(role)]
-        return f"no {' and no '.join(missing)} instance" if missing else ""
+        if missing:
+            return f"no {' and no '.join(missing)} instance"
+        decodes = self._view.instances("decode")
+        prefills = self._view.instances("prefill")
+        if splits and not any(pairable(p.info, d.info) for p in prefills for d in decodes):
+            return "no prefill and decode instance with the same KV layout and weights"
+        return ""
+
+    def _beat(self) -> RouterBeat:
+        """Ready in a beat means that a request could be routed now, which is what gateways go by."""
+        return RouterBeat(replace(self._info, ready=not self.why_not_ready()))
 
     def fleet(self) -> list[dict[str, object]]:
         """Every instance heard of lately, for `GET /instances`: plain JSON values."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from common.clock import LoopClock
@@ -142,6 +143,7 @@ class ScriptedCluster:
         self.hub = MemoryHub(fate)
         self.workers: dict[str, ScriptedWorker] = {}
         self.routes: list[Route | Rejected] = []
+        self.router_ready = True
         self.asked: Collector[RouteRequest] = Collector()
         self.loop = loop
         self._peers: list[asyncio.Task[None]] = []
@@ -174,7 +176,8 @@ class ScriptedCluster:
         await self._router_bus.subscribe(SUBJECTS.route, answer, RouteRequest, queue=SUBJECTS.routers)
         info = InstanceInfo(InstanceRef(InstanceId("r"), Incarnation("1")), "router", (1, 1), "")
         while True:
-            self._router_bus.publish(SUBJECTS.beat, RouterBeat(info))
+            beat = RouterBeat(replace(info, ready=self.router_ready))
+            self._router_bus.publish(SUBJECTS.beat, beat)
             await asyncio.sleep(0.2)
 
     @asynccontextmanager

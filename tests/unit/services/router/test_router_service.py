@@ -164,6 +164,31 @@ def test_a_bus_outage_makes_it_not_ready_and_kills_nobody() -> None:
     in_town(story)
 
 
+def test_its_beats_say_whether_a_request_could_be_routed() -> None:
+    async def story(town: Town) -> None:
+        beats: Collector[RouterBeat] = Collector()
+
+        def note(beat: RouterBeat | WorkerBeat | GatewayBeat, _reply: object) -> None:
+            if isinstance(beat, RouterBeat):
+                beats.add(beat)
+
+        await town.bus.subscribe(town.bus.subjects.beat, note, RouterBeat, WorkerBeat, GatewayBeat)
+        router = await town.router()
+        await town.worker(worker_beat("p1", "prefill", fingerprint="one"))
+        await town.worker(worker_beat("d1", "decode", fingerprint="another"))
+        await asyncio.sleep(1)
+        assert [beat.info.ready for beat in beats.items][-1] is False
+        assert "layout" in router.why_not_ready()
+        await town.worker(worker_beat("d2", "decode", fingerprint="one"))
+        await asyncio.sleep(0.5)
+        assert [beat.info.ready for beat in beats.items][-1] is True
+        town.silence("p1")
+        await asyncio.sleep(1)
+        assert [beat.info.ready for beat in beats.items][-1] is False
+
+    in_town(story)
+
+
 def test_it_says_goodbye() -> None:
     async def story(town: Town) -> None:
         beats: Collector[RouterBeat] = Collector()
@@ -173,7 +198,8 @@ def test_it_says_goodbye() -> None:
                 beats.add(beat)
 
         await town.bus.subscribe(town.bus.subjects.beat, note, RouterBeat, WorkerBeat, GatewayBeat)
-        await town.router()
+        await town.router(topology="chunked")
+        await town.worker(worker_beat("d1", "decode"))
         await asyncio.sleep(1)
         assert [beat.info.ready for beat in beats.items][-1]
         town.stopping.set()
