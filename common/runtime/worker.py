@@ -47,6 +47,11 @@ class Held:
         raise NotImplementedError
 
 
+def labels(key: AttemptKey) -> dict[str, str | int]:
+    """How a log line names an attempt."""
+    return {"request_id": key.request, "attempt": key.attempt, "choice": key.choice}
+
+
 class Duty(Protocol):
     """What a worker does with its jobs; all calls are on the event loop and return at once."""
 
@@ -147,7 +152,7 @@ class Worker:
         self.attempts.abort(held.key, max(0.0, held.deadline - self.clock.now()))
         duty.end(held)
         self.metrics.requests("error").inc()
-        log.warning("attempt failed", key=held.key, code=error.code, error=error.message)
+        log.warning("attempt failed", **labels(held.key), code=error.code, error=error.message)
         item = FailedItem(held.key, error.code or "error", error.message, error.retryable)
         self.emit(held.gateway, item)
 

@@ -48,7 +48,7 @@ from common.messages.stream import BoundItem, PrefillStats
 from common.runtime.host import Parts
 from common.runtime.items import finish_item, tokens_item
 from common.runtime.meters import ExportMeter, StepMeter
-from common.runtime.worker import Held, Stage, Worker
+from common.runtime.worker import Held, Stage, Worker, labels
 
 log = structlog.get_logger()
 
@@ -286,7 +286,7 @@ class PrefillService:
                 self._worker.emit(held.gateway, BoundItem(held.key, decode))
                 return
             held.decode = None
-            log.info("handoff not taken", key=held.key, decode=decode.instance, answer=answer)
+            log.info("handoff not taken", **labels(held.key), decode=decode.instance, answer=answer)
             if answer is None:
                 self._abort_decode(held, decode, "rebound")
             (full if answer and answer.reason == "full" else gone).append(decode)
