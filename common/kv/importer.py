@@ -32,7 +32,10 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """`num_bytes` of KV came in `seconds` over `transport` (its name, for the metric label)."""
+    """`num_bytes` of KV came over `transport` (its name, for the metric label).
+
+    `seconds` is the whole pull, which may begin before the prefill; `final.age_s` is what of it came after.
+    """
 
     final: FinalResult
     num_bytes: int

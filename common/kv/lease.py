@@ -6,7 +6,7 @@ and no read is in flight. Knows nothing of endpoints, bytes and tokens; time com
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from common.clock import Clock
@@ -37,6 +37,7 @@ class KVLease:
     shown: int = 0
     reads: int = 0
     final: FinalResult | None = None
+    final_since: float = 0.0
     final_given: bool = False
     ended: bool = False
 
@@ -125,13 +126,15 @@ class LeaseTable:
         if held is not None:
             held.num_ready = held.num_tokens
             held.final = final
+            held.final_since = self._clock.now()
 
     def give_final(self, lease: LeaseId, generation: int) -> FinalResult | None:
         """FINAL for its reader, as often as it asks; None while the prefill still runs. Raises like `get`."""
         held = self.get(lease, generation)
-        if held.final is not None:
-            held.final_given = True
-        return held.final
+        if held.final is None:
+            return None
+        held.final_given = True
+        return replace(held.final, age_s=self._clock.now() - held.final_since)
 
     def begin_read(self, lease: LeaseId, generation: int) -> None:
         """From here to `end_read` the blocks stay, whatever ends the lease. Raises like `get`."""

@@ -90,11 +90,16 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class FinalResult:
-    """Body of FINAL: the KV is complete, and this is what came out of it."""
+    """Body of FINAL: the KV is complete, and this is what came out of it.
+
+    `age_s` is how long ago prefill was done when this was sent: the part of the transfer that the request
+    had to wait for, told as a duration because clocks differ.
+    """
 
     KIND: ClassVar[str] = "kv.final"
     choices: tuple[FirstToken, ...]
     prefill: PrefillStats | None = None
+    age_s: float = 0.0
 
 
 REFUSALS: dict[Kind, type[KVTransferError]] = {

@@ -54,7 +54,10 @@ class BoundItem:
 
 @dataclass(frozen=True, slots=True)
 class DecodingItem:
-    """Decode holds all KV and FINAL: from here on it owns the attempt and prefill's death does not matter."""
+    """Decode holds all KV and FINAL: from here on it owns the attempt and prefill's death does not matter.
+
+    `transfer_ms` is what the request waited for its KV after prefill was done.
+    """
 
     KIND: ClassVar[str] = "decoding"
     key: AttemptKey

@@ -113,7 +113,9 @@ class WorkerMetrics(StagedMetrics):
         self.engine_mode = self._gauges("engine_mode", "1 for how steps are run now", "mode")
         self.kv_received_tokens = self._counter("kv_received_tokens_total", "tokens whose KV was pulled")
         self.kv_transfer_bytes = self._counters("kv_transfer_bytes_total", "KV bytes moved", "transport")
-        self.kv_transfer_seconds = self._histogram("kv_transfer_seconds", "one pull, in s", TRANSFER_BUCKETS)
+        self.kv_transfer_seconds = self._histogram(
+            "kv_transfer_seconds", "from prefill's end until all KV is here", TRANSFER_BUCKETS
+        )
         self.kv_transfer_failures = self._counter("kv_transfer_failures_total", "pulls that did not end well")
         self.kv_transfer_gbps = self._gauges("kv_transfer_gbps", "GB/s seen by the self-test", "transport")
         self.kv_blocks = self._gauges("kv_blocks", "KV blocks, by state", "state", "free", "used", "cached")

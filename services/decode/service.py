@@ -226,7 +226,7 @@ class DecodeService:
             (first.logprobs,) if first.logprobs else (),
             result.final.prefill,
         )
-        decoding = DecodingItem(held.key, result.seconds * 1e3, result.num_bytes)
+        decoding = DecodingItem(held.key, result.final.age_s * 1e3, result.num_bytes)
         self._worker.emit(held.gateway, decoding)
         self._worker.emit(held.gateway, token)
         try:
@@ -242,7 +242,7 @@ class DecodeService:
     def _count(self, result: PullResult, handoff: KVHandoff) -> None:
         metrics = self._worker.metrics
         metrics.kv_transfer_bytes(result.transport).inc(result.num_bytes)
-        metrics.kv_transfer_seconds.observe(result.seconds)
+        metrics.kv_transfer_seconds.observe(result.final.age_s)
         metrics.kv_received_tokens.inc(handoff.num_tokens)
 
     # --- decoding ---------------------------------------------------------------------------------
