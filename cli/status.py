@@ -44,11 +44,11 @@ async def run(run_dir: Path, console: Console) -> int:
     async with aiohttp.ClientSession() as session:
         states = await asyncio.gather(*(_state(session, process) for process in content.processes))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("process", "state", "pid", "address", "log"):
+    for heading in ("process", "pid", "address", "state"):
         table.add_column(heading, overflow="fold")
     for process, state in zip(content.processes, states, strict=True):
-        table.add_row(process.name, state, str(process.pid), process.http_url, process.log)
-    console.print(f"{content.topology} at {content.url}")
+        table.add_row(process.name, str(process.pid), process.http_url, state)
+    console.print(f"{content.topology} at {content.url}, logs in {run_dir / 'logs'}", soft_wrap=True)
     console.print(table)
     return 0 if all(state == "ready" for state in states) else 1
 

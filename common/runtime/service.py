@@ -10,11 +10,13 @@ waits for `context.stopping`, drains and returns. Knows nothing of what services
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import orjson
 import structlog
@@ -61,7 +63,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 def run_service(
     settings: ServiceSettings, main: Main, *, loop_factory: LoopFactory = uvloop.new_event_loop
-) -> None:
+) -> NoReturn:
     """Run `main` to its end and end the process with its exit code. Does not return."""
     configure_logging(settings.log_level, settings.instance, settings.role)
     try:
@@ -73,6 +75,14 @@ def run_service(
         code = 130
     except ConfigError as error:
         code = _report(error)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process. What is left of it is the interpreter's own end, which no signal shall cut short."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    gc.freeze()  # else its last collections walk through all of torch, for seconds
     sys.stdout.flush()
     sys.exit(code)
 

@@ -26,6 +26,8 @@ async def probe(session: aiohttp.ClientSession, http_url: str) -> str:
                 return ""
             body = await response.json(content_type=None)
             return str(body.get("reason") or body) if isinstance(body, dict) else str(body)
+    except aiohttp.ClientConnectorError:
+        return "does not answer"
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         return str(error) or type(error).__name__
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 SCRIPT = """
-import asyncio, sys
+import asyncio, atexit, gc, sys
 from common.config import DecodeSettings, load
 from common.errors import UnsupportedModel
 from common.runtime.service import run_service
@@ -34,6 +34,9 @@ async def breaks(context):
 
 async def returns(context):
     pass
+
+async def counts(context):
+    atexit.register(lambda: print('{"left to collect": %d}' % len(gc.get_objects())))
 
 run_service(load(DecodeSettings, sys.argv[2:]), globals()[sys.argv[1]])
 """
@@ -111,3 +114,9 @@ def test_cores_that_the_machine_does_not_give_are_told() -> None:
         code, lines = end(process)
     assert code == 2
     assert "this process may use cores" in lines[-1]["error"]
+
+
+def test_nothing_is_left_for_the_interpreters_last_collection() -> None:
+    with service("counts") as (process, _):
+        _, lines = end(process)
+    assert int(lines[-1]["left to collect"]) < 1000

@@ -81,8 +81,17 @@ def test_status_looks_at_what_runs(tmp_path: Path) -> None:
         run = subprocess.run(status, capture_output=True, text=True, timeout=30, check=False)
         assert run.returncode == 0, run.stdout
         assert run.stdout.count("ready") == 6
+        pidfds = watched_pids(tmp_path)
+        signal.pidfd_send_signal(pidfds["decode-1"], signal.SIGKILL)
+        read_until(process, "decode-1 ended")
+        run = subprocess.run(status, capture_output=True, text=True, timeout=30, check=False)
+        assert run.returncode == 1
+        assert [line.split()[0] for line in run.stdout.splitlines() if "does not answer" in line] == [
+            "decode-1"
+        ]
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=10)
+        assert_all_end(pidfds, 1)
     run = subprocess.run(status, capture_output=True, text=True, timeout=30, check=False)
     assert (run.returncode, "no cluster runs here" in run.stdout) == (1, True)
 
