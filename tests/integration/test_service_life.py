@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 SCRIPT = """
-import asyncio, atexit, gc, sys
+import asyncio, atexit, gc, os, signal, sys
 from common.config import DecodeSettings, load
 from common.errors import UnsupportedModel
 from common.runtime.service import run_service
@@ -37,6 +37,10 @@ async def returns(context):
 
 async def counts(context):
     atexit.register(lambda: print('{"left to collect": %d}' % len(gc.get_objects())))
+
+async def is_hurried(context):
+    atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+    context.stopping.set()
 
 run_service(load(DecodeSettings, sys.argv[2:]), globals()[sys.argv[1]])
 """
@@ -120,3 +124,9 @@ def test_nothing_is_left_for_the_interpreters_last_collection() -> None:
     with service("counts") as (process, _):
         _, lines = end(process)
     assert int(lines[-1]["left to collect"]) < 1000
+
+
+def test_a_signal_on_the_way_out_changes_nothing() -> None:
+    with service("is_hurried") as (process, _):
+        code, lines = end(process)
+    assert (code, lines[-1]["event"]) == (0, "stopped")
