@@ -27,7 +27,7 @@ from common.config import EngineSettings
 from common.errors import ConfigError, KVPeerLost, KVTimeout, KVTransferError
 from common.observability.metrics import WorkerMetrics
 from common.transport.kv import Buffer, KVEndpoint, OnEndpoint
-from common.transport.ucx_selftest import UcxOptions, candidates, self_test
+from common.transport.ucx_selftest import SelfTest, UcxOptions, candidates, self_test
 
 os.putenv("UCX_WARN_UNUSED_ENV_VARS", "n")  # or it warns of what `import ucxx` itself puts there
 
@@ -35,8 +35,10 @@ import ucxx._lib.libucxx as ucp
 from ucxx._lib.arr import Array
 
 SPIN_S = 30e-6
-"""How long to look for more after UCX made progress while blocks are moving: a message comes in pieces,
-and going through the event loop for each of them would halve the rate."""
+LINGER_S = 1e-3
+"""While blocks move, look for more for so long before giving the event loop a turn, and so long before
+sleeping on the file descriptor: a message comes in pieces, and shared memory wakes nobody when its queue
+has room again. 32 blocks of 368,640 bytes: 0.5 GB/s without, 6 to 10 with, on two cores."""
 MAX_SPIN_S = 1e-3
 BULK_BYTES = 16 << 10
 CLOSE_NS = 10**10
@@ -71,6 +73,7 @@ class _Progress:
         self._pending: list[_Pending] = []
         self._scheduled: asyncio.Handle | None = None
         self._closed = False
+        self._moved_at = 0.0
         worker.init_blocking_progress_mode()
         self._fd: int = worker.epoll_file_descriptor
         self._loop.add_reader(self._fd, self._progress)
@@ -103,22 +106,27 @@ class _Progress:
         self._progress()
 
     def _progress(self) -> None:
-        if any(pending.bulk for pending in self._pending):
+        bulk = any(pending.bulk for pending in self._pending)
+        if bulk:
             self._spin()
         self._worker.progress()
         self._resolve()
+        lingering = bulk and time.perf_counter() - self._moved_at < LINGER_S
         # Armed means: whatever comes from now on makes the descriptor readable.
-        if self._polling or not self._worker.arm():
+        if self._polling or lingering or not self._worker.arm():
             self.kick()
 
     def _spin(self) -> None:
         now = time.perf_counter()
         end, idle_after = now + MAX_SPIN_S, now + SPIN_S
         while now < min(end, idle_after):
-            progressed = self._worker.progress_once()
+            moved = self._worker.progress_once()
             now = time.perf_counter()
-            if progressed:
+            if moved:
+                self._moved_at = now
                 idle_after = now + SPIN_S
+            else:
+                os.sched_yield()  # the peer may be waiting for this very core
 
     def _resolve(self) -> None:
         under_way = []
@@ -349,17 +357,14 @@ async def open_ucx(settings: EngineSettings, metrics: WorkerMetrics) -> UcxTrans
 
     Raises ConfigError when UCX does not start, or `require_transport` is not what would be used.
     """
-    test = await self_test(candidates(settings.ucx), settings.cache_path)
+    tried = candidates(settings.ucx)
+    test = await self_test(tried, settings.cache_path)
     if test is None:
         _log.warning("no UCX setting passed the self-test; KV goes as UCX chooses")
-        return _required(UcxTransport(candidates(settings.ucx)[-1], settings.reachable_host), settings)
+        test = SelfTest(tried[-1], 0.0, "unknown")
+    wanted = settings.require_transport
+    if wanted and test.transport != wanted:
+        raise ConfigError(f"require_transport is {wanted}, but KV would go over {test.transport}")
     _log.info("UCX self-test", transport=test.transport, gbps=round(test.gbps, 2), options=test.options)
     metrics.kv_transfer_gbps(test.transport).set(test.gbps)
-    return _required(UcxTransport(test.options, settings.reachable_host, test.transport), settings)
-
-
-def _required(transport: UcxTransport, settings: EngineSettings) -> UcxTransport:
-    wanted = settings.require_transport
-    if wanted and transport.name != wanted:
-        raise ConfigError(f"require_transport is {wanted}, but KV would go over {transport.name}")
-    return transport
+    return UcxTransport(test.options, settings.reachable_host, test.transport)

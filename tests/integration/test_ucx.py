@@ -14,14 +14,15 @@ import orjson
 import pytest
 
 from common.clock import SystemClock
-from common.config import UcxSettings
+from common.config import DecodeSettings, UcxSettings
 from common.errors import ConfigError, KVPeerLost, KVTransferError
 from common.ids import BlockId
 from common.kv.importer import KVImporter
 from common.messages import codec
 from common.messages.handoff import KVHandoff
+from common.observability.metrics import WorkerMetrics
 from common.transport.kv import KVEndpoint
-from common.transport.ucx import UcxTransport
+from common.transport.ucx import UcxTransport, open_ucx
 from common.transport.ucx_selftest import UcxOptions, candidates, probe
 from tests.support.kv_pair import FINGERPRINT
 from tests.support.ucx_exporter import LAYOUT, NUM_BLOCKS, READER, ArrayPool
@@ -230,3 +231,14 @@ async def test_impossible_settings_are_refused_by_name() -> None:
     assert await probe(UcxOptions(tls="carrier_pigeon")) is None
     with pytest.raises(ConfigError, match="progress_mode"):
         UcxTransport(UcxOptions(progress_mode="thread"), "127.0.0.1")
+
+
+async def test_a_worker_opens_what_the_self_test_chose_or_refuses(tmp_path: Path) -> None:
+    metrics = WorkerMetrics("decode-0", "decode")
+    settings = DecodeSettings(cache_dir=tmp_path, ucx=UcxSettings(tls="tcp", rndv_thresh="inf"))
+    transport = await open_ucx(settings, metrics)
+    assert transport.name == "tcp"
+    await transport.close()
+    other = settings.model_copy(update={"require_transport": "cuda_ipc"})
+    with pytest.raises(ConfigError, match="require_transport is cuda_ipc, but KV would go over tcp"):
+        await open_ucx(other, metrics)
