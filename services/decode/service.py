@@ -6,7 +6,7 @@ Wires a KV importer and an engine. Knows nothing of models, sockets and routing.
 import asyncio
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import structlog
@@ -204,7 +204,8 @@ class DecodeService:
     async def _pull(self, held: Decoding, handoff: KVHandoff) -> None:
         blocks, held.reserved = held.reserved, []  # the importer frees them if it fails
         try:
-            result = await self._importer.pull(handoff, blocks)
+            left = held.deadline - self._worker.clock.now()
+            result = await self._importer.pull(replace(handoff, time_left_s=left), blocks)
         except KVTransferError as error:
             self._pulled(held)
             self._worker.metrics.kv_transfer_failures.inc()
