@@ -16,6 +16,7 @@ from common.errors import ControlTimeout, MessageInvalid, PayloadTooLarge
 from common.ids import IdSource, SystemIds
 from common.messages.codec import decode, encode
 from common.messages.subjects import Subjects
+from common.observability.metrics import ServiceMetrics
 from common.runtime.parts import Part, PartAck, PartRefused, Reassembly, is_part, pack, split, unpack
 from common.transport.control import ControlTransport, Incoming, Subscription
 
@@ -69,6 +70,7 @@ class MessageBus:
         """What is subscribed now, for discovery and statistics (runtime/micro.py)."""
         self._ids = ids or SystemIds()
         self._reassembly = Reassembly()
+        self._metrics: ServiceMetrics | None = None
 
     @property
     def connected(self) -> bool:
@@ -77,6 +79,11 @@ class MessageBus:
     def on_state(self, listener: Callable[[bool], None]) -> None:
         """Call `listener(connected)` whenever the bus is lost or back."""
         self.transport.on_state(listener)
+
+    def report_to(self, metrics: ServiceMetrics) -> None:
+        """Show there whether the bus can be used, and count what arrives and makes no sense."""
+        self._metrics = metrics
+        metrics.control_connected.set_function(lambda: float(self.connected))
 
     async def connect(self, stopping: asyncio.Event | None = None) -> bool:
         """First connect; tries until it succeeds, or gives False once `stopping` is set."""
@@ -164,6 +171,8 @@ class MessageBus:
                 self._receive(incoming, handler, kinds)
             except MessageInvalid as error:
                 self.num_invalid += 1
+                if self._metrics is not None:
+                    self._metrics.messages_invalid.inc()
                 endpoint.failed(error)
                 log.warning("message invalid", subject=incoming.subject, error=error.message)
             except Exception as error:

@@ -98,6 +98,7 @@ class Worker:
         self._beat_s = beat_s
         self._outbox = Outbox(info.ref)
         bus.on_state(view.on_bus_state)
+        bus.report_to(metrics)
         self._flush_due = False
         self._tasks: asyncio.TaskGroup | None = None
         self._emptied = asyncio.Event()

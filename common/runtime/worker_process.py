@@ -71,7 +71,6 @@ async def serve_worker(
         metrics.engine_mode("eager").set(1)
         process.stage = "joining the cluster"
         bus = MessageBus(NatsTransport(settings.nats_url, name=settings.instance), Subjects(settings.cluster))
-        metrics.control_connected.set_function(lambda: float(bus.connected))
         process.bus = bus
         stack.push_async_callback(bus.close)
         if not await bus.connect(context.stopping):

@@ -104,6 +104,7 @@ class Gateway:
         self._members = Membership(bus, clock, ref.instance, self._intake, metrics)
         self.view = self._members.view
         self._dispatcher = Dispatcher(bus, self.view, self._members.liveness, clock, self._spawn)
+        bus.report_to(metrics)
         self._mirror_gauges()
 
     # --- requests ---------------------------------------------------------------------------------
@@ -173,8 +174,6 @@ class Gateway:
         stopping = stopping or asyncio.Event()
         subjects = self._bus.subjects
         self._bus.on_state(self._members.on_bus_state)
-        self._bus.on_state(lambda connected: self.metrics.control_connected.set(connected))
-        self.metrics.control_connected.set(self._bus.connected)
         heartbeat = Heartbeat(self._bus, self._beat, self._limits.beat_s)
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks

@@ -66,7 +66,7 @@ class RouterService:
         )
         self._router = RequestRouter(self._view, POLICIES[settings.routing_policy](), rules)
         bus.on_state(self._view.on_bus_state)
-        metrics.control_connected.set_function(lambda: float(bus.connected))
+        bus.report_to(metrics)
         for role in ("prefill", "decode"):
             metrics.instances(role).set_function(self._count_of(role))
 

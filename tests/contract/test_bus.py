@@ -8,6 +8,7 @@ from common.errors import ControlTimeout, MessageInvalid, NoResponders, PayloadT
 from common.ids import AttemptKey, Incarnation, InstanceId, InstanceRef, RequestId
 from common.messages.generation import Abort, Accepted, Job, Refused, SamplingParams
 from common.messages.subjects import Subjects
+from common.observability.metrics import RouterMetrics
 from common.runtime.bus import MessageBus, Reply
 from tests.contract.conftest import MAX_PAYLOAD, BusUnderTest
 from tests.support.waiting import Collector
@@ -116,6 +117,18 @@ async def test_bad_payloads_are_counted_and_stop_nobody(bus: BusUnderTest) -> No
     asker.publish("work", Abort(KEY, 1.0, "client"))
     assert await asker.request("work", job(1), Accepted, timeout_s=5) == Accepted()
     assert server.num_invalid == 9
+
+
+async def test_metrics_tell_whether_the_bus_is_usable_and_what_made_no_sense(bus: BusUnderTest) -> None:
+    asker, server = await pair(bus)
+    metrics = RouterMetrics("r1")
+    server.report_to(metrics)
+    await server.subscribe("work", lambda _message, reply: reply(Accepted()), Job)
+    asker.transport.publish("work", b"nonsense")
+    assert await asker.request("work", job(1), Accepted, timeout_s=5) == Accepted()
+    exposition = metrics.exposition().decode()
+    assert 'galley_messages_invalid_total{instance="r1",role="router"} 1.0' in exposition
+    assert 'galley_control_connected{instance="r1",role="router"} 1.0' in exposition
 
 
 async def test_a_failing_handler_is_counted_and_stops_nobody(bus: BusUnderTest) -> None:
