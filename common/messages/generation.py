@@ -147,6 +147,9 @@ class Refused:
     message: str
 
 
+AbortReason = Literal["client", "deadline", "superseded", "stop", "not_owned", "gateway_dead", "rebound"]
+
+
 @dataclass(frozen=True, slots=True)
 class Abort:
     """-> `abort.<instance>`, a request repeated until answered: end this attempt and free all it holds.
@@ -158,4 +161,4 @@ class Abort:
     KIND: ClassVar[str] = "abort"
     key: AttemptKey
     time_left_s: float
-    reason: Literal["client", "deadline", "superseded", "stop", "not_owned", "gateway_dead", "rebound"]
+    reason: AbortReason

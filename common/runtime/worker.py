@@ -15,7 +15,7 @@ from common.clock import Clock
 from common.errors import DeadlineExceeded, GalleyError, WorkerFailed
 from common.ids import AttemptKey, InstanceId, InstanceRef
 from common.messages.cluster import GatewayBeat, InstanceInfo, LoadReport, RouterBeat, WorkerBeat
-from common.messages.generation import Abort, Accepted, Job, Refused
+from common.messages.generation import Abort, AbortReason, Accepted, Job, Refused
 from common.messages.stream import FailedItem, FrameItem, Resend
 from common.observability.metrics import WorkerMetrics
 from common.routing.cluster_view import ClusterView
@@ -268,7 +268,7 @@ class Worker:
         for gateway in lost:
             self._outbox.forget(InstanceId(gateway))
 
-    def _abort(self, duty: Duty, held: Held, reason: str) -> None:
+    def _abort(self, duty: Duty, held: Held, reason: AbortReason) -> None:
         self.drop(held)
         duty.end(held)
         self.metrics.requests_aborted(reason).inc()

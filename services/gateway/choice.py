@@ -19,7 +19,16 @@ from common.errors import (
     WorkerFailed,
 )
 from common.ids import AttemptKey, InstanceId, InstanceRef, RequestId
-from common.messages.generation import SLO, Abort, Job, Refused, Rejected, Route, RouteRequest
+from common.messages.generation import (
+    SLO,
+    Abort,
+    AbortReason,
+    Job,
+    Refused,
+    Rejected,
+    Route,
+    RouteRequest,
+)
 from common.messages.stream import (
     BoundItem,
     DecodingItem,
@@ -189,7 +198,7 @@ class ChoiceLife:
         others = tuple(worker for worker in self._attempt.workers if worker != ref)
         return self._retry(WorkerFailed(f"{ref.instance} died"), others)
 
-    def end(self, reason: str) -> list[Effect]:
+    def end(self, reason: AbortReason) -> list[Effect]:
         """Stop here, whoever decided it; every worker of the attempt is told. Idempotent."""
         if self.done:
             return []
@@ -259,9 +268,9 @@ class ChoiceLife:
     def _give_up(self, error: GalleyError) -> list[Effect]:
         return [*self.end("superseded"), GaveUp(self.index, error)]
 
-    def _aborts(self, targets: tuple[InstanceRef, ...], reason: str) -> list[Effect]:
+    def _aborts(self, targets: tuple[InstanceRef, ...], reason: AbortReason) -> list[Effect]:
         left = max(MIN_ABORT_S, self._envelope.deadline - self._clock.now())
-        abort = Abort(self._attempt.key, left, reason)  # type: ignore[arg-type]
+        abort = Abort(self._attempt.key, left, reason)
         return [SendAbort(target, abort) for target in targets]
 
     def _ask(self) -> AskRoute:

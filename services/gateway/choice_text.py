@@ -46,8 +46,7 @@ class ChoiceText:
             pieces.append(self._matcher.feed(self._detokenizer.push(token)))
             if token not in self._ending:
                 tokens.append(Token(token, logprobs[position] if logprobs else None))
-        finish = "stop" if self.stopped else None
-        return Delta(self._index, "".join(pieces), tuple(tokens), finish)  # type: ignore[arg-type]
+        return Delta(self._index, "".join(pieces), tuple(tokens), "stop" if self.stopped else None)
 
     def flush(self) -> str:
         """The text that was held back, once the choice has ended."""

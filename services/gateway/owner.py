@@ -9,7 +9,7 @@ from itertools import count
 from common.clock import Clock
 from common.errors import DeadlineExceeded, GalleyError
 from common.ids import AttemptKey, InstanceRef
-from common.messages.generation import Refused, Rejected, Route
+from common.messages.generation import AbortReason, Refused, Rejected, Route
 from common.messages.stream import FrameItem
 from common.observability.timeline import Stage
 from services.gateway.attempt import STAGES
@@ -97,12 +97,12 @@ class RequestOwner:
         self.error = DeadlineExceeded(f"the request passed {what} after {waited:.1f} s")
         return self.end("deadline")
 
-    def end_choice(self, choice: int, reason: str) -> list[Effect]:
+    def end_choice(self, choice: int, reason: AbortReason) -> list[Effect]:
         """One choice needs no more tokens."""
         return self._lives[choice].end(reason)
 
-    def end(self, reason: str) -> list[Effect]:
-        """End every choice that still runs. `reason` is one of Abort's."""
+    def end(self, reason: AbortReason) -> list[Effect]:
+        """End every choice that still runs."""
         return [effect for life in self._lives for effect in life.end(reason)]
 
     def _settle(self, effects: list[Effect]) -> list[Effect]:

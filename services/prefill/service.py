@@ -10,7 +10,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Literal
 
 import structlog
 
@@ -36,6 +35,7 @@ from common.kv.wire import FinalResult, FirstToken
 from common.messages.cluster import LoadReport
 from common.messages.generation import (
     Abort,
+    AbortReason,
     Accepted,
     DecodeRoute,
     DecodeRouteRequest,
@@ -350,9 +350,7 @@ class PrefillService:
             slo=job.slo,
         )
 
-    def _abort_decode(
-        self, held: Prefilling, decode: InstanceRef, reason: Literal["superseded", "rebound"]
-    ) -> None:
+    def _abort_decode(self, held: Prefilling, decode: InstanceRef, reason: AbortReason) -> None:
         left = held.deadline - self._worker.clock.now()
         self._worker.abort_elsewhere(decode, Abort(held.key, max(left, 0.0), reason))
 
