@@ -41,8 +41,7 @@ class ChildProcess:
         self.address = ""
         self.pid = 0
         self.exit_code: int | None = None
-        self.started_at = 0.0
-        self.ready_at: float | None = None
+        self.was_ready = False
         self._process: asyncio.subprocess.Process | None = None
         self._exit: asyncio.Task[int] | None = None
         self._announcements: FileIO | None = None
@@ -50,7 +49,7 @@ class ChildProcess:
     async def start(self, command: Sequence[str], environment: Mapping[str, str], *, announces: bool) -> None:
         """Run `command`. With `announces` it is given `--announce-fd`, see `hear_address`."""
         loop = asyncio.get_running_loop()
-        self.started_at, self.state = loop.time(), "starting"
+        self.state = "starting"
         reader, writer = os.pipe() if announces else (-1, -1)
         extra = [f"--announce-fd={writer}"] if announces else []
         try:
@@ -115,7 +114,7 @@ class ChildProcess:
         self.address, self.state = address, "listening"
 
     def ready(self) -> None:
-        self.ready_at, self.state = asyncio.get_running_loop().time(), "ready"
+        self.was_ready, self.state = True, "ready"
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process and what it started; does nothing once it has ended."""

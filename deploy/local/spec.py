@@ -33,7 +33,7 @@ class ClusterSpec:
     """What to start. `settings` are service settings by key; each goes to the services that have it.
 
     `port` 0 takes a free one. `router_port` None is 8001 beside the default `port`, else a free one.
-    `cores` are shared out among the workers; None leaves all to all.
+    `cores` are shared out among the workers; "" leaves all to all.
     """
 
     host: str = "127.0.0.1"

@@ -52,7 +52,7 @@ class StartView:
         seconds = time.monotonic() - self._begin
         where = f" {child.address}" if child.state == "ready" else ""
         self.line(f"{seconds:6.1f} s  {child.state:9} {child.name}{where}")
-        if child.state == "exited" and child.ready_at is not None:
+        if child.state == "exited" and child.was_ready:
             self.line(f"{child.name} ended with code {child.exit_code}; the end of {child.log}:")
             self.last_lines(child)
 

@@ -102,10 +102,6 @@ class ChoiceLife:
         self._attempt = Attempt(AttemptKey(envelope.request, 0, index))
 
     @property
-    def output_ids(self) -> list[int]:
-        return self._output.ids
-
-    @property
     def stage(self) -> Stage:
         return self._attempt.stage
 

@@ -17,7 +17,7 @@ class AskRoute:
 
 @dataclass(frozen=True, slots=True)
 class SendJob:
-    """Offer the job to its worker; answer with on_job_answer or on_job_lost."""
+    """Offer the job to its worker; answer with on_refused or on_job_lost, and nothing once it is accepted."""
 
     job: Job
 

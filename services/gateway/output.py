@@ -1,6 +1,6 @@
 """The output tokens of one choice, put in order: frames may be repeated, lost and repaired, or overtaken.
 
-Pure. Knows nothing of attempts; the caller starts a new `expect` with each.
+Pure. Knows nothing of attempts; the caller calls `forget_early` between two of them.
 """
 
 from common.messages.stream import FinishItem, TokenLogprobs, TokensItem

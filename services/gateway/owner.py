@@ -56,10 +56,6 @@ class RequestOwner:
         return sum(life.num_attempts for life in self._lives)
 
     @property
-    def output_tokens(self) -> int:
-        return sum(len(life.output_ids) for life in self._lives)
-
-    @property
     def workers(self) -> set[InstanceRef]:
         """Who may hold something for the request."""
         return {ref for life in self._lives for ref in life.workers}

@@ -48,10 +48,6 @@ class Reply:
         """Counts so far; complete once the iteration has ended."""
         return self._usage()
 
-    @property
-    def ended(self) -> bool:
-        return self._ended
-
     def put(self, delta: Delta) -> None:
         if self._ended:
             return
