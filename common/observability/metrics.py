@@ -88,7 +88,9 @@ class StagedMetrics(ServiceMetrics):
 
     def __init__(self, instance: str, role: Role) -> None:
         super().__init__(instance, role)
-        self.requests = self._counters("requests_total", "requests ended, by how", "status", "ok", "error")
+        self.requests = self._counters(
+            "requests_total", "requests ended, by how", "status", "ok", "error", "aborted"
+        )
         self.requests_in_flight = self._gauge("requests_in_flight", "requests not ended yet")
         self.requests_queued = self._gauge("requests_queued", "waiting for prefill to start")
         self.requests_prefilling = self._gauge("requests_prefilling", "prompt being computed")

@@ -271,6 +271,7 @@ class Worker:
     def _abort(self, duty: Duty, held: Held, reason: AbortReason) -> None:
         self.drop(held)
         duty.end(held)
+        self.metrics.requests("aborted").inc()
         self.metrics.requests_aborted(reason).inc()
 
     def _upto(self, key: AttemptKey) -> list[Held]:

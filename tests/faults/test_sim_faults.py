@@ -136,6 +136,22 @@ def test_a_deadline_frees_both_sides() -> None:
     run_virtual(main())
 
 
+def test_a_client_that_leaves_is_counted_as_aborted_everywhere() -> None:
+    async def main() -> None:
+        async with SimCluster(prefill=1, decode=1).running() as cluster:
+            choice = ChoiceSpec(0, tuple(PROMPTS[3]), SamplingParams(max_tokens=2000, seed=5))
+            reply = cluster.gateway.submit(Generation(cluster.gateway.new_request_id(), (choice,)))
+            while cluster.workers["decode-0"].host.worker.count("decoding") == 0:
+                await anext(reply)
+            reply.close()
+            await asyncio.sleep(0.1)
+            for metrics in (cluster.gateway.metrics, cluster.workers["decode-0"].host.worker.metrics):
+                assert metrics.requests("aborted")._value.get() == 1
+                assert metrics.requests_aborted("client")._value.get() == 1
+
+    run_virtual(main())
+
+
 def test_a_worker_that_is_told_to_stop_finishes_what_it_has() -> None:
     async def main() -> None:
         cluster = SimCluster(prefill=1, decode=2, drain_seconds=30)
