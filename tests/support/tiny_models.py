@@ -75,6 +75,8 @@ def _common(**more: Any) -> dict[str, Any]:
         "pad_token_id": 0,
         "bos_token_id": 1,
         "eos_token_id": END_ID,
+        # With random weights, a model whose output is its input embedding repeats the last token for ever.
+        "tie_word_embeddings": False,
         **more,
     }
 
