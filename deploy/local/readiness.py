@@ -1,10 +1,11 @@
 """When is a child ready: a service when its `/readyz` says so, nats-server when it greets.
 
-Every wait here is cut off by the launcher's deadline or by the child's end. Knows nothing of the order of
-things.
+One look has a deadline of its own; looking again and again is cut off by the launcher's deadline or by the
+child's end. Knows nothing of the order of things.
 """
 
 import asyncio
+import contextlib
 import errno
 import secrets
 import socket
@@ -15,13 +16,14 @@ import aiohttp
 from common.errors import ConfigError
 
 PROBE_INTERVAL_S = 0.1
-_PROBE_TIMEOUT = aiohttp.ClientTimeout(total=2)
+PROBE_TIMEOUT_S = 2.0
+_ONE_LOOK = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
 
 
 async def probe(session: aiohttp.ClientSession, http_url: str) -> str:
     """One look at `/readyz`: "" when ready, else the reason."""
     try:
-        async with session.get(f"{http_url}/readyz", timeout=_PROBE_TIMEOUT) as response:
+        async with session.get(f"{http_url}/readyz", timeout=_ONE_LOOK) as response:
             if response.status == 200:
                 return ""
             body = await response.json(content_type=None)
@@ -60,13 +62,12 @@ async def until_nats_greets(port: int) -> None:
 async def nats_greets(port: int) -> bool:
     """Whether a nats-server of this machine answers on `port`."""
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.closing(writer):
+                return (await reader.readline()).startswith(b"INFO ")
+    except (OSError, TimeoutError, ValueError):
         return False
-    try:
-        return (await reader.readline()).startswith(b"INFO ")
-    finally:
-        writer.close()
 
 
 def check_port(host: str, port: int, setting: str) -> None:
