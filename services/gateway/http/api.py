@@ -29,7 +29,7 @@ from services.gateway.tokenizing import TokenizerPool, too_long
 S = TypeVar("S", bound=SamplingFields)
 
 PARSE_INLINE = 128 * 1024
-"""Bytes of body that are parsed on the event loop; longer ones would hold it for too long."""
+"""Bytes of body that are parsed and checked on the event loop; longer ones would hold it for too long."""
 
 
 class OpenAIApi:
@@ -86,13 +86,14 @@ class OpenAIApi:
 
     async def _parse(self, request: web.Request, cls: type[S]) -> S:
         body = await read_body(request)
-        if len(body) <= PARSE_INLINE:
+
+        def parse() -> S:
             ask = parse_body(body, cls)
-        else:
-            ask = await asyncio.to_thread(parse_body, body, cls)
-        self._check_model(ask.model)
-        ask.check(self._tokenizers.tokenizer.vocab_size)
-        return ask
+            self._check_model(ask.model)
+            ask.check(self._tokenizers.tokenizer.vocab_size)
+            return ask
+
+        return parse() if len(body) <= PARSE_INLINE else await asyncio.to_thread(parse)
 
     def _check_model(self, name: str) -> None:
         if name != self._model:
