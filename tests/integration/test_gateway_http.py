@@ -27,6 +27,7 @@ from common.messages.stream import (
 )
 from common.observability.http import HttpServer, serve_http
 from services.gateway.gateway import Limits
+from services.gateway.http import middleware, sse
 from services.gateway.http.app import make_app
 from services.gateway.tokenizing import ModelTokenizer, TokenizerPool
 from services.gateway.vocabulary import Vocabulary
@@ -328,15 +329,21 @@ async def test_a_client_that_leaves_is_aborted(stage: Stage, stream: bool) -> No
     assert stage.made.gateway.num_in_flight == 0
 
 
+async def ask_without_reading(stage: Stage) -> asyncio.StreamWriter:
+    """A request for a stream, by a client that reads nothing of it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(stage.url.rsplit(":", 1)[1]), limit=1)
+    body = json.dumps({"model": "tiny", "prompt": "abc", "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader._transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write((head + body).encode())
+    return writer
+
+
 async def test_a_client_that_does_not_read_loses_its_stream_only(vocabulary: Vocabulary) -> None:
     roomy = Vocabulary(vocabulary.tokenizer, vocabulary.eos_ids, 10_000, "tiny")
     async with open_stage(roomy, Limits(max_waiting=100)) as stage:
         stage.script.text = "x" * 4000
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(stage.url.rsplit(":", 1)[1]), limit=1)
-        body = json.dumps({"model": "tiny", "prompt": "abc", "stream": True})
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        reader._transport.pause_reading()  # type: ignore[attr-defined]
-        writer.write((head + body).encode())
+        writer = await ask_without_reading(stage)
         [abort] = await stage.made.workers["p"].aborts.wait_for(1, timeout_s=5)
         assert abort.key == stage.script.jobs[0].key
         writer.transport.abort()
@@ -346,6 +353,35 @@ async def test_a_client_that_does_not_read_loses_its_stream_only(vocabulary: Voc
         assert 'requests_aborted_total{instance="gw",reason="slow_reader",role="gateway"} 1.0' in (
             stage.made.metrics.exposition().decode()
         )
+
+
+async def test_a_stream_that_nobody_reads_ends_although_its_tokens_have_all_come(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "STALL_S", 0.2)
+    roomy = Vocabulary(vocabulary.tokenizer, vocabulary.eos_ids, 10_000, "tiny")
+    cut = asyncio.Event()
+    monkeypatch.setattr(sse.EventStream, "cut", lambda _: cut.set())
+    async with open_stage(roomy, Limits(max_waiting=10_000)) as stage:
+        stage.script.text = "x" * 4000
+        writer = await ask_without_reading(stage)
+        async with asyncio.timeout(10):
+            await cut.wait()
+        assert stage.made.gateway.num_in_flight == 0
+        writer.transport.abort()
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(middleware, "BODY_TIMEOUT_S", 0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(stage.url.rsplit(":", 1)[1]))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    async with asyncio.timeout(5):
+        answer = await reader.readuntil(b"}}")
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"the body did not arrive within 0.1 s" in answer
 
 
 async def test_request_ids_and_probes(stage: Stage) -> None:

@@ -3,6 +3,7 @@
 Knows nothing of what handlers do.
 """
 
+import asyncio
 import re
 
 import orjson
@@ -25,6 +26,9 @@ LABEL = web.RequestKey("client_id", str)
 """The client's own X-Request-Id, or one that we drew: a label for logs and the response."""
 
 _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
+
+BODY_TIMEOUT_S = 60.0
+"""How long a client may take to send its body."""
 
 log = structlog.get_logger()
 
@@ -70,9 +74,12 @@ async def read_body(request: web.Request) -> bytes:
     if given and kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaType(f"send application/json, not {kind}")
     try:
-        return await request.read()
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await request.read()
     except (web.HTTPException, ConnectionError):
         raise
+    except TimeoutError:
+        raise InvalidRequest(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
     except Exception as error:  # broken chunks or a broken Content-Encoding
         raise InvalidRequest(f"the body cannot be read: {error}") from error
 

@@ -3,8 +3,9 @@
 Knows nothing of what the events say.
 """
 
+import asyncio
 import socket
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 
 import orjson
 from aiohttp import web
@@ -12,6 +13,8 @@ from aiohttp import web
 DONE = b"data: [DONE]\n\n"
 SEND_BUFFER = 32 * 1024
 """Bytes that the kernel and asyncio may each hold for a slow reader, before it is noticed."""
+STALL_S = 60.0
+"""How long one write may wait for a client that does not read."""
 
 
 def event(body: object) -> bytes:
@@ -47,14 +50,22 @@ class EventStream:
         await self._response.prepare(self._request)
 
     async def write(self, events: Iterable[bytes]) -> None:
-        """Send events in one write; waits while the client does not read."""
+        """Send events in one write; waits while the client does not read. Raises ConnectionError."""
         data = b"".join(events)
         if data:
-            await self._response.write(data)
+            await self._unless_stalled(self._response.write(data))
 
     async def end(self, events: Iterable[bytes]) -> None:
         await self.write((*events, DONE))
-        await self._response.write_eof()
+        await self._unless_stalled(self._response.write_eof())
+
+    async def _unless_stalled(self, writing: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(STALL_S):
+                await writing
+        except TimeoutError:
+            self.cut()
+            raise ConnectionError(f"the client has not read for {STALL_S:g} s") from None
 
     def cut(self) -> None:
         """Drop the connection; a write that waits fails at once."""
