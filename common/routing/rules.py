@@ -8,12 +8,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
+from common.config import Topology
 from common.ids import InstanceRef
 from common.messages.generation import DecodeRoute, DecodeRouteRequest, Rejected, Route, RouteRequest
 from common.routing.cluster_view import ClusterView, Instance, pairable
 from common.routing.policies import RoutingPolicy
-
-Topology = Literal["disaggregated", "chunked", "colocated"]
 
 RETRY_AFTER_S = 1.0
 """When an instance that is starting or restarting is worth another try."""
