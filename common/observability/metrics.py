@@ -7,6 +7,7 @@ Knows nothing of who counts what.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from prometheus_client import (
@@ -20,6 +21,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from common.messages.cluster import Role
+from common.observability.timeline import Stage
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -97,6 +99,17 @@ class StagedMetrics(ServiceMetrics):
         self.requests_waiting_for_kv = self._gauge("requests_waiting_for_kv", "waiting for KV to arrive")
         self.requests_decoding = self._gauge("requests_decoding", "tokens being generated")
         self.requests_aborted = self._counters("requests_aborted_total", "requests aborted, by why", "reason")
+
+    def show_stages(self, count: Callable[[Stage], float]) -> None:
+        """Let each stage's gauge show what `count` says at the time."""
+        gauges: dict[Stage, Gauge] = {
+            "queued": self.requests_queued,
+            "prefilling": self.requests_prefilling,
+            "waiting_for_kv": self.requests_waiting_for_kv,
+            "decoding": self.requests_decoding,
+        }
+        for stage, gauge in gauges.items():
+            gauge.set_function(partial(count, stage))
 
 
 class WorkerMetrics(StagedMetrics):

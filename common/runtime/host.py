@@ -23,7 +23,7 @@ from common.observability.metrics import WorkerMetrics
 from common.routing.cluster_view import ClusterView
 from common.runtime.bus import MessageBus
 from common.runtime.micro import MicroService
-from common.runtime.worker import Duty, Stage, Worker
+from common.runtime.worker import Duty, Worker
 from common.transport.kv import KVTransport
 
 
@@ -139,15 +139,8 @@ def _info(parts: Parts) -> InstanceInfo:
 
 def _mirror(metrics: WorkerMetrics, pool: BlockPool, worker: Worker) -> None:
     """Bind the gauges that show live state."""
-
-    def staged(stage: Stage) -> Callable[[], float]:
-        return lambda: worker.count(stage)
-
     metrics.kv_blocks("free").set_function(lambda: pool.num_free - pool.num_cached)
     metrics.kv_blocks("cached").set_function(lambda: pool.num_cached)
     metrics.kv_blocks("used").set_function(lambda: pool.num_used)
     metrics.requests_in_flight.set_function(lambda: len(worker.held))
-    metrics.requests_queued.set_function(staged("queued"))
-    metrics.requests_prefilling.set_function(staged("prefilling"))
-    metrics.requests_waiting_for_kv.set_function(staged("waiting_for_kv"))
-    metrics.requests_decoding.set_function(staged("decoding"))
+    metrics.show_stages(worker.count)

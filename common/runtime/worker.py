@@ -7,7 +7,7 @@ leases. Everything runs on one event loop; message handlers only note things dow
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -18,6 +18,7 @@ from common.messages.cluster import GatewayBeat, InstanceInfo, LoadReport, Route
 from common.messages.generation import Abort, AbortReason, Accepted, Job, Refused
 from common.messages.stream import FailedItem, FrameItem, Resend
 from common.observability.metrics import WorkerMetrics
+from common.observability.timeline import Stage
 from common.routing.cluster_view import ClusterView
 from common.runtime.aborts import abort_until_answered
 from common.runtime.attempts import AttemptTable
@@ -29,8 +30,6 @@ log = structlog.get_logger()
 
 LAST_ABORTS_S = 1.0
 """How long a stopping worker waits for others to answer its aborts; they notice its death otherwise."""
-
-Stage = Literal["queued", "prefilling", "waiting_for_kv", "decoding"]
 
 
 @dataclass(slots=True, eq=False)

@@ -23,11 +23,12 @@ from common.messages.cluster import LoadReport
 from common.messages.generation import Accepted, Job, Refused
 from common.messages.handoff import KVHandoff
 from common.messages.stream import DecodingItem, PrefillStats, TokensItem
+from common.observability.timeline import Stage
 from common.runtime.bus import Reply
 from common.runtime.host import Parts
 from common.runtime.items import finish_item, tokens_item
 from common.runtime.meters import StepMeter
-from common.runtime.worker import Held, Stage, Worker
+from common.runtime.worker import Held, Worker
 from common.transport.control import Subscription
 
 log = structlog.get_logger()

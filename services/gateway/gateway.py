@@ -7,7 +7,6 @@ and of text prompts.
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from functools import partial
 
 import structlog
 
@@ -23,7 +22,6 @@ from common.observability.timeline import RequestTimeline, Stage
 from common.runtime.bus import MessageBus
 from common.runtime.bus import Reply as Answer
 from common.runtime.heartbeat import Heartbeat
-from services.gateway.attempt import STAGES
 from services.gateway.choice import Envelope
 from services.gateway.choice_text import ChoiceText
 from services.gateway.dispatch import Dispatcher
@@ -105,7 +103,8 @@ class Gateway:
         self.view = self._members.view
         self._dispatcher = Dispatcher(bus, self.view, self._members.liveness, clock, self._spawn)
         bus.report_to(metrics)
-        self._mirror_gauges()
+        metrics.requests_in_flight.set_function(lambda: len(self._flows))
+        metrics.show_stages(self._num_in)
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -298,18 +297,6 @@ class Gateway:
         task = self._tasks.create_task(work)
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
-
-    def _mirror_gauges(self) -> None:
-        metrics = self.metrics
-        metrics.requests_in_flight.set_function(lambda: len(self._flows))
-        gauges = (
-            metrics.requests_queued,
-            metrics.requests_prefilling,
-            metrics.requests_waiting_for_kv,
-            metrics.requests_decoding,
-        )
-        for stage, gauge in zip(STAGES, gauges, strict=True):
-            gauge.set_function(partial(self._num_in, stage))
 
     def _num_in(self, stage: Stage) -> int:
         return sum(flow.record.stage == stage for flow in self._flows.values())

@@ -45,10 +45,11 @@ from common.messages.generation import (
 )
 from common.messages.handoff import KVHandoff, LeaseGrant
 from common.messages.stream import BoundItem, PrefillStats
+from common.observability.timeline import Stage
 from common.runtime.host import Parts
 from common.runtime.items import finish_item, tokens_item
 from common.runtime.meters import ExportMeter, StepMeter
-from common.runtime.worker import Held, Stage, Worker, labels
+from common.runtime.worker import Held, Worker, labels
 
 log = structlog.get_logger()
 
