@@ -160,7 +160,7 @@ class UcxSettings(BaseModel):
         default="", description="size from which UCX takes its rendezvous protocol, e.g. 8192 or inf"
     )
     rndv_scheme: str = Field(default="", description="rendezvous scheme, e.g. get_zcopy")
-    progress_mode: Literal["", "blocking", "polling", "thread", "thread-polling"] = Field(
+    progress_mode: Literal["", "blocking", "polling"] = Field(
         default="", description="how UCX makes progress; else blocking"
     )
 

@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +26,8 @@ from common.config import UcxSettings
 
 PROBE_S = 15.0
 """Longest time for one candidate; it takes one or two seconds."""
+KEPT_S = 7 * 86_400.0
+"""How long a result is believed: the machine may have been in a bad mood."""
 
 _log = structlog.get_logger()
 
@@ -150,6 +153,8 @@ def _locked(lock: int) -> Iterator[None]:
 
 def _read(path: Path) -> SelfTest | None:
     try:
+        if time.time() - path.stat().st_mtime > KEPT_S:
+            return None
         raw = orjson.loads(path.read_bytes())
         return SelfTest(UcxOptions(**raw["options"]), float(raw["gbps"]), str(raw["transport"]))
     except (OSError, ValueError, KeyError, TypeError):

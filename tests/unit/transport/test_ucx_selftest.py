@@ -1,5 +1,6 @@
 """What the UCX self-test tries and remembers; trying itself is in tests/integration/test_ucx.py."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,20 @@ async def test_a_spoilt_cache_is_measured_again(tmp_path: Path, monkeypatch: pyt
     for path in cached(tmp_path):
         path.write_text('{"gbps": 1')
     assert await self_test(tried, tmp_path) == best
+
+
+async def test_an_old_result_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speed = 1.0
+
+    async def fake(options: UcxOptions) -> SelfTest | None:
+        return SelfTest(options, speed, "sm")
+
+    monkeypatch.setattr(ucx_selftest, "probe", fake)
+    tried = candidates(UcxSettings())
+    await self_test(tried, tmp_path)
+    speed = 2.0
+    for path in cached(tmp_path):
+        os.utime(path, (0, 0))
+    best = await self_test(tried, tmp_path)
+    assert best is not None
+    assert best.gbps == 2.0
