@@ -203,7 +203,7 @@ class Gateway:
                 async with asyncio.timeout(timeout_s):
                     await self._idle.wait()
             except TimeoutError:
-                log.warning("drain_timed_out", requests=len(self._flows))
+                log.warning("drain timed out", requests=len(self._flows))
         for flow in list(self._flows.values()):
             flow.abort("shutdown", NoInstance("this gateway is shutting down", retry_after_s=1.0))
 
@@ -226,7 +226,7 @@ class Gateway:
         try:
             flow.item(source, item)
         except Exception:
-            log.exception("item_failed", request_id=item.key.request, source=source.instance)
+            log.exception("item failed", request_id=item.key.request, source=source.instance)
             flow.abort("internal", GalleyError("something went wrong inside the gateway"))
 
     def _on_beat(self, beat: Beat, _answer: Answer) -> None:
@@ -240,7 +240,7 @@ class Gateway:
         while True:
             await asyncio.sleep(self._limits.beat_s)
             for ref in self.view.deaths(self._clock.now()):
-                log.warning("instance_dead", target=ref.instance, incarnation=ref.incarnation)
+                log.warning("instance died", target=ref.instance, incarnation=ref.incarnation)
                 for flow in list(self._flows.values()):
                     flow.feed(flow.owner.on_death(ref))
             needed = {ref for flow in self._flows.values() for ref in flow.owner.workers}

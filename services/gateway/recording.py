@@ -3,7 +3,7 @@
 Knows nothing of how requests are served.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
@@ -24,7 +24,6 @@ class RequestRecord:
     metrics: GatewayMetrics
     stage: Stage = "queued"
     migrations: int = 0
-    _last_token: float | None = field(default=None, init=False)
 
     def enter(self, stage: Stage, now: float) -> None:
         if stage != self.stage or not self.timeline.stages:
@@ -37,20 +36,19 @@ class RequestRecord:
             return
         metrics = self.metrics
         metrics.generated_tokens.inc(count)
-        if self._last_token is None:
-            metrics.ttft_seconds.observe(now - self.timeline.arrived)
+        if self.timeline.tokens:
+            metrics.itl_seconds.observe(now - self.timeline.tokens[-1][0])
         else:
-            metrics.itl_seconds.observe(now - self._last_token)
+            metrics.ttft_seconds.observe(now - self.timeline.arrived)
         for _ in range(count - 1):
             metrics.itl_seconds.observe(0.0)
-        self._last_token = now
         self.timeline.emitted(now, count)
 
     def migrated(self, choice: int, num_tokens: int, cause: GalleyError) -> None:
         self.migrations += 1
         self.metrics.migrations.inc()
         log.info(
-            "choice_migrated",
+            "choice migrated",
             request_id=self.generation.request,
             choice=choice,
             num_tokens=num_tokens,

@@ -49,7 +49,7 @@ def label_requests(ids: IdSource) -> Middleware:
         except GalleyError as error:
             response = error_response(error)
         except Exception:
-            log.exception("handler_failed", path=request.path, client_id=label)
+            log.exception("handler failed", path=request.path, client_id=label)
             response = error_response(GalleyError("something went wrong inside the gateway"))
         if not response.prepared:
             response.headers["X-Request-Id"] = label
