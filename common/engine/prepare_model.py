@@ -96,15 +96,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cache-dir", type=Path, default=model_files.DEFAULT_CACHE_DIR)
     arguments = parser.parse_args(argv)
     try:
-        prepare(arguments.model, arguments.cache_dir, lambda line: _say(sys.stderr.write, line))
+        prepare(arguments.model, arguments.cache_dir, _say)
     except GalleyError as error:
-        _say(sys.stderr.write, f"error: {error.message}")
+        _say(f"error: {error.message}")
         return 1
     return 0
 
 
-def _say(write: Callable[[str], int], line: str) -> None:
-    write(line + "\n")
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
 
 
 if __name__ == "__main__":
