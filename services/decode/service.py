@@ -307,10 +307,6 @@ class DecodeService:
         return sum(held.handoff.num_tokens for held in self._waiting if held.handoff)
 
 
-def make_duty(parts: Parts, worker: Worker, pool: BlockPool) -> DecodeService:
-    return DecodeService(parts, worker, pool)
-
-
 def _newer(handoff: KVHandoff, than: KVHandoff) -> bool:
     """Whether the prefill has bound the lease anew since, which revoked the older generation."""
     return handoff.grant.generation > than.grant.generation

@@ -365,7 +365,3 @@ def _one_token(job: Job, max_model_len: int) -> bool:
     """Whether the job ends at its next token whatever that is: then there is nothing to hand over."""
     done = len(job.output_ids)
     return job.sampling.max_tokens - done <= 1 or len(job.prompt_ids) + done + 1 >= max_model_len
-
-
-def make_duty(parts: Parts, worker: Worker, pool: BlockPool) -> PrefillService:
-    return PrefillService(parts, worker, pool)

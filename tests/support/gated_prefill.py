@@ -13,7 +13,7 @@ from common.kv.wire import CONTROL_TAG
 from common.runtime.service import run_service
 from common.runtime.worker_process import serve_worker
 from common.transport.kv import Buffer, KVEndpoint, KVTransport, OnEndpoint
-from services.prefill.service import make_duty
+from services.prefill.service import PrefillService
 
 HELD_BLOCK = 3
 
@@ -84,7 +84,7 @@ def main() -> None:
     run_service(
         settings,
         lambda context: serve_worker(
-            settings, context, make_duty, wrap_transport=lambda inner: GatedTransport(inner, gate)
+            settings, context, PrefillService, wrap_transport=lambda inner: GatedTransport(inner, gate)
         ),
     )
 

@@ -22,11 +22,11 @@ from common.runtime.bus import MessageBus
 from common.runtime.host import Parts, WorkerHost
 from common.transport.inproc import InprocHub
 from common.transport.memory import MemoryHub, MemoryTransport
-from services.decode.service import make_duty as make_decode
+from services.decode.service import DecodeService
 from services.gateway.gateway import Gateway, Limits
 from services.gateway.request import ChoiceSpec, Generation
 from services.gateway.vocabulary import Vocabulary
-from services.prefill.service import make_duty as make_prefill
+from services.prefill.service import PrefillService
 from services.router.service import RouterService
 from tests.support.faulty import Faults
 from tests.support.leaks import assert_pool_idle
@@ -79,7 +79,7 @@ class SimWorker:
             metrics=self.metrics,
             http_url="",
         )
-        self.host = WorkerHost(parts, make_prefill if settings.role == "prefill" else make_decode)
+        self.host = WorkerHost(parts, PrefillService if settings.role == "prefill" else DecodeService)
         self.stopping = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
