@@ -51,12 +51,14 @@ class Decoding(Held):
     pull: asyncio.Task[None] | None = None
     seq: Sequence | None = None
     started: float | None = None
+    """When the engine took up a whole job; None before, and for a handoff."""
+    told_stats: bool = False
 
     @property
     def stage(self) -> Stage:
         if self.seq is None:
             return "waiting_for_kv"
-        if self.handoff is None and self.started is None and not self.seq.num_output:
+        if self.handoff is None and self.started is None:
             return "queued"
         return "decoding" if self.seq.num_computed >= self.seq.num_prompt else "prefilling"
 
@@ -269,8 +271,7 @@ class DecodeService:
         )
 
     def started(self, seq: Sequence) -> None:
-        held = self._by_seq[seq.id]
-        held.started = held.started or self._worker.clock.now()
+        self._by_seq[seq.id].started = self._worker.clock.now()
 
     def executed(self, plan: BatchPlan) -> None:
         self._meter.count(plan)
@@ -295,13 +296,12 @@ class DecodeService:
 
     def _stats(self, held: Decoding, output: StepOutput) -> PrefillStats | None:
         """For the first token of a prompt that was computed here."""
-        first = held.handoff is None and held.started is not None
-        if not first:
+        if held.started is None or held.told_stats:
             return None
-        started, held.started = held.started or 0.0, None
+        held.told_stats = True
         now = self._worker.clock.now()
-        queued = started - held.received
-        return PrefillStats(output.seq.num_cached, queued * 1e3, (now - started) * 1e3)
+        queued = held.started - held.received
+        return PrefillStats(output.seq.num_cached, queued * 1e3, (now - held.started) * 1e3)
 
     def _waiting_tokens(self) -> int:
         return sum(held.handoff.num_tokens for held in self._waiting if held.handoff)
