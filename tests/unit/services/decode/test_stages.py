@@ -19,8 +19,9 @@ def test_a_job_that_goes_on_with_earlier_output_is_queued_until_it_is_taken_up()
         arrival=0.0,
         deadline=60.0,
     )
-    assert held.stage == "queued"
+    stages = [held.stage]
     held.started = 1.0
-    assert held.stage == "prefilling"
+    stages.append(held.stage)
     held.seq.num_computed = 4
-    assert held.stage == "decoding"
+    stages.append(held.stage)
+    assert stages == ["queued", "prefilling", "decoding"]
