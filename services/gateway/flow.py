@@ -11,12 +11,12 @@ from common.clock import Clock
 from common.errors import GalleyError, Overloaded
 from common.ids import InstanceRef
 from common.messages.stream import FrameItem, PrefillStats, TokensItem
-from services.gateway.choice_text import ChoiceText
 from services.gateway.effects import AskRoute, Effect, Emit, Finished, GaveUp, Migrated, SendAbort, SendJob
 from services.gateway.owner import RequestOwner
 from services.gateway.recording import RequestRecord
 from services.gateway.reply import Reply
 from services.gateway.request import Delta, Generation, Usage
+from services.gateway.text import ChoiceText
 
 AbortCause = Literal["client", "deadline", "slow_reader", "shutdown", "internal"]
 

@@ -23,7 +23,6 @@ from common.runtime.bus import MessageBus
 from common.runtime.bus import Reply as Answer
 from common.runtime.heartbeat import Heartbeat
 from services.gateway.choice import Envelope
-from services.gateway.choice_text import ChoiceText
 from services.gateway.dispatch import Dispatcher
 from services.gateway.effects import SendAbort
 from services.gateway.flow import RequestFlow
@@ -34,7 +33,7 @@ from services.gateway.recent import RecentRequests
 from services.gateway.recording import RequestRecord
 from services.gateway.reply import Reply
 from services.gateway.request import Generation
-from services.gateway.stop_strings import StopMatcher
+from services.gateway.text import ChoiceText, StopMatcher
 from services.gateway.vocabulary import Vocabulary
 
 log = structlog.get_logger()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from services.gateway.detokenizer import Detokenizer
+from services.gateway.text import Detokenizer
 from tests.support.tiny_models import make_tokenizer
 
 BYTES = make_tokenizer()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.stop_strings import StopMatcher
+from services.gateway.text import StopMatcher
 
 
 def run(pieces: list[str], *stops: str, include: bool = False) -> tuple[str, bool]:
