@@ -53,7 +53,7 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerBeat:
-    """`last_frames` has, per gateway, the number of the last frame sent to it."""
+    """`last_frames` has the number of the last frame per gateway that has not acknowledged it."""
 
     KIND: ClassVar[str] = "beat.worker"
     info: InstanceInfo

@@ -2,10 +2,11 @@
 
 One frame per gateway and flush, numbered from 1. A frame is forgotten when the gateway's beat says that
 nothing up to its number is missing, so the loss of any frame, the one with a finish included, is
-repaired by sending it again. Pure: publishing is the worker's business.
+repaired by sending it again. A gateway that seems dead may come back, so numbers go on where they were, and
+an empty frame is sent for one that was dropped. Pure: publishing is the worker's business.
 """
 
-from collections import defaultdict, deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from common.ids import InstanceId, InstanceRef
@@ -14,23 +15,36 @@ from common.messages.stream import Frame, FrameItem
 
 @dataclass(slots=True)
 class _Lane:
-    """One gateway's frames: `last` is the number of the newest, `kept` those not yet acknowledged."""
+    """One gateway's frames: `last` is the number of the newest, `kept` those not yet acknowledged.
+
+    Nothing is left of those up to `dropped`.
+    """
 
     last: int = 0
+    dropped: int = 0
     pending: list[FrameItem] = field(default_factory=list)
     kept: deque[Frame] = field(default_factory=deque)
 
 
 class Outbox:
-    """Frames to all gateways of one worker incarnation; `max_kept` bounds what a gateway may owe."""
+    """Frames to all gateways of one worker incarnation.
 
-    def __init__(self, me: InstanceRef, *, max_kept: int = 16_384) -> None:
+    Bounded: `max_kept` frames are what a gateway may owe, and `max_lanes` gateways are remembered, those
+    that were longest sent nothing are forgotten first.
+    """
+
+    def __init__(self, me: InstanceRef, *, max_kept: int = 16_384, max_lanes: int = 1024) -> None:
         self._me = me
         self._max_kept = max_kept
-        self._lanes: defaultdict[InstanceId, _Lane] = defaultdict(_Lane)
+        self._max_lanes = max_lanes
+        self._lanes: OrderedDict[InstanceId, _Lane] = OrderedDict()
 
     def put(self, gateway: InstanceId, item: FrameItem) -> None:
-        self._lanes[gateway].pending.append(item)
+        lane = self._lanes.setdefault(gateway, _Lane())
+        self._lanes.move_to_end(gateway)
+        lane.pending.append(item)
+        if len(self._lanes) > self._max_lanes:
+            self._lanes.popitem(last=False)
 
     def flush(self) -> list[tuple[InstanceId, Frame]]:
         """Turn what was put since the last flush into one frame per gateway, ready to be published."""
@@ -39,7 +53,7 @@ class Outbox:
             if not lane.pending:
                 continue
             lane.last += 1
-            frame = Frame(self._me.instance, self._me.incarnation, lane.last, tuple(lane.pending))
+            frame = self._frame(lane.last, tuple(lane.pending))
             lane.pending.clear()
             lane.kept.append(frame)
             frames.append((gateway, frame))
@@ -52,19 +66,28 @@ class Outbox:
             lane.kept.popleft()
 
     def kept(self, gateway: InstanceId, numbers: tuple[int, ...]) -> list[Frame]:
-        """Those of `numbers` that are still kept, to be published once more unchanged."""
+        """Those of `numbers` that are still owed, to be sent once more: unchanged, or empty if dropped."""
         lane = self._lanes.get(gateway)
+        if lane is None:
+            return []
         wanted = set(numbers)
-        return [frame for frame in lane.kept if frame.number in wanted] if lane else []
+        dropped = [self._frame(number, ()) for number in sorted(wanted) if 0 < number <= lane.dropped]
+        return [*dropped, *(frame for frame in lane.kept if frame.number in wanted)]
 
     def overdue(self) -> list[InstanceId]:
         """Gateways that stopped acknowledging: treat them like dead ones."""
         return [gateway for gateway, lane in self._lanes.items() if len(lane.kept) > self._max_kept]
 
     def last_numbers(self) -> tuple[tuple[str, int], ...]:
-        """For the beat: number of the last frame per gateway."""
-        return tuple((gateway, lane.last) for gateway, lane in self._lanes.items() if lane.last)
+        """For the beat: number of the last frame per gateway that has not acknowledged it."""
+        return tuple((gateway, lane.last) for gateway, lane in self._lanes.items() if lane.kept)
 
-    def forget(self, gateway: InstanceId) -> None:
-        """Drop everything for a gateway that is gone. Its id never comes back."""
-        self._lanes.pop(gateway, None)
+    def drop(self, gateway: InstanceId) -> None:
+        """Keep no frame for a gateway that is gone, or seems so."""
+        if lane := self._lanes.get(gateway):
+            lane.dropped = lane.last
+            lane.kept.clear()
+            lane.pending.clear()
+
+    def _frame(self, number: int, items: tuple[FrameItem, ...]) -> Frame:
+        return Frame(self._me.instance, self._me.incarnation, number, items)

@@ -259,13 +259,20 @@ class Worker:
         for ref in dead:
             duty.died(ref)
         lost = {ref.instance for ref in dead} | set(self._outbox.overdue())
+        for gateway in lost:
+            self._outbox.drop(InstanceId(gateway))
         for held in list(self.held.values()):
             if held.gateway in lost:
-                self._abort(duty, held, "gateway_dead")
+                self._leave(duty, held)
             elif now >= held.deadline:
                 self.fail(duty, held, DeadlineExceeded("the request's time is over"))
-        for gateway in lost:
-            self._outbox.forget(InstanceId(gateway))
+
+    def _leave(self, duty: Duty, held: Held) -> None:
+        """Free what is held for a gateway that seems dead; should it come back, it hears of it."""
+        self.attempts.abort(held.key, max(0.0, held.deadline - self.clock.now()))
+        self._abort(duty, held, "gateway_dead")
+        error = WorkerFailed(f"{self.me.instance} took {held.gateway} for dead")
+        self.emit(held.gateway, FailedItem(held.key, error.code, error.message, error.retryable))
 
     def _abort(self, duty: Duty, held: Held, reason: AbortReason) -> None:
         self.drop(held)

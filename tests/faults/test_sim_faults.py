@@ -180,3 +180,22 @@ def test_the_bus_may_be_away_for_ten_seconds() -> None:
                 assert await asking == ANSWERS
 
     run_virtual(main())
+
+
+def test_a_gateway_that_was_taken_for_dead_serves_on() -> None:
+    """Workers do not hear its beats for a while: what they gave up is done again, new work is welcome."""
+
+    async def main() -> None:
+        async with SimCluster(prefill=2, decode=2).running() as cluster:
+            assert await cluster.ask_all(PROMPTS, SAMPLING) == ANSWERS
+            silence = cluster.faults.drop("beat.gateway", times=10_000)
+            sampling = SamplingParams(max_tokens=300, seed=5)
+            long = asyncio.ensure_future(cluster.ask(PROMPTS[0], sampling))
+            await asyncio.sleep(4)
+            assert silence.hits > 0
+            cluster.faults.heal()
+            async with asyncio.timeout(20):
+                assert await long == MODEL.expected_tokens(PROMPTS[0], sampling)
+                assert await cluster.ask_all(PROMPTS, SAMPLING) == ANSWERS
+
+    run_virtual(main())

@@ -24,16 +24,38 @@ def test_one_frame_per_gateway_and_flush() -> None:
     assert frames[G0] == Frame(ME.instance, ME.incarnation, 1, (item(0), item(2)))
     assert frames[G1] == Frame(ME.instance, ME.incarnation, 1, (item(1),))
     assert outbox.flush() == []
-    assert outbox.last_numbers() == ((G0, 1), (G1, 1))
+    assert dict(outbox.last_numbers()) == {G0: 1, G1: 1}
 
 
-def test_a_gateway_that_is_forgotten_starts_from_nothing() -> None:
+def test_a_gateway_that_comes_back_from_the_dead_misses_no_number() -> None:
+    outbox = Outbox(ME)
+    for index in range(3):
+        outbox.put(G0, item(index))
+        outbox.flush()
+    outbox.acknowledge(G0, 1)
+    outbox.drop(G0)
+    assert outbox.last_numbers() == ()
+    outbox.put(G0, item(3))
+    assert outbox.flush() == [(G0, Frame(ME.instance, ME.incarnation, 4, (item(3),)))]
+    again = {frame.number: frame.items for frame in outbox.kept(G0, (2, 3, 4, 5))}
+    assert again == {2: (), 3: (), 4: (item(3),)}
+
+
+def test_what_is_acknowledged_is_not_announced() -> None:
     outbox = Outbox(ME)
     outbox.put(G0, item(0))
     outbox.flush()
-    outbox.forget(G0)
-    assert outbox.kept(G0, (1,)) == []
+    assert outbox.last_numbers() == ((G0, 1),)
+    outbox.acknowledge(G0, 1)
     assert outbox.last_numbers() == ()
+
+
+def test_gateways_that_are_long_gone_are_forgotten() -> None:
+    outbox = Outbox(ME, max_lanes=2)
+    for gateway in (G0, G1, G0, InstanceId("gateway-2")):
+        outbox.put(gateway, item(0))
+        outbox.flush()
+    assert [gateway for gateway, _ in outbox.last_numbers()] == [G0, "gateway-2"]
 
 
 def test_a_gateway_that_never_acknowledges_is_overdue() -> None:
