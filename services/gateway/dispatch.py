@@ -24,7 +24,7 @@ from common.runtime.aborts import abort_until_answered
 from common.runtime.bus import MessageBus
 from services.gateway.effects import AskRoute, SendAbort, SendJob
 from services.gateway.flow import RequestFlow
-from services.gateway.liveness import Liveness
+from services.gateway.membership import Liveness
 
 ANSWER_S = 0.5
 """How long an answer may take before the question is sent again."""
