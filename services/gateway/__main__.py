@@ -14,8 +14,7 @@ from common.runtime.service import ServiceContext, run_service
 from common.transport.nats import NatsTransport
 from services.gateway.gateway import Gateway, Limits, unique_ref
 from services.gateway.http.app import make_app
-from services.gateway.tokenizing import ModelTokenizer, TokenizerPool
-from services.gateway.vocabulary import Vocabulary
+from services.gateway.tokenizing import ModelTokenizer, TokenizerPool, Vocabulary
 
 
 async def serve(settings: GatewaySettings, context: ServiceContext) -> None:

@@ -34,7 +34,7 @@ from services.gateway.recording import RequestRecord
 from services.gateway.reply import Reply
 from services.gateway.request import Generation
 from services.gateway.text import ChoiceText, StopMatcher
-from services.gateway.vocabulary import Vocabulary
+from services.gateway.tokenizing import Vocabulary
 
 log = structlog.get_logger()
 

@@ -1,12 +1,14 @@
 """Text to tokens and back, with the checkpoint's own tokenizer and chat template; no torch.
 
-`Tokenizer` is what the gateway needs; `ModelTokenizer` is transformers' fast tokenizer behind it, and
-`TokenizerPool` runs the slow half of it in threads. Knows nothing of HTTP.
+`Tokenizer` is what the gateway needs, and with what else it knows of the model its `Vocabulary`;
+`ModelTokenizer` is transformers' fast tokenizer behind it, and `TokenizerPool` runs the slow half of it in
+threads. Knows nothing of HTTP.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -42,6 +44,19 @@ class Tokenizer(Protocol):
     def bytes_of(self, token: int) -> bytes:
         """What the token stands for; a special token's name."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What the gateway knows of the model: how its tokens read, which end a text, how long one may get.
+
+    `max_model_len` counts prompt + output tokens; `model` is the name that clients use.
+    """
+
+    tokenizer: Tokenizer
+    eos_ids: frozenset[int]
+    max_model_len: int
+    model: str
 
 
 class ModelTokenizer:

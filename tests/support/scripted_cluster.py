@@ -36,7 +36,7 @@ from common.transport.memory import Fate, MemoryHub, at_once
 from services.gateway.gateway import Gateway, Limits
 from services.gateway.reply import Reply as GatewayReply
 from services.gateway.request import ChoiceSpec, Delta, Generation
-from services.gateway.vocabulary import Vocabulary
+from services.gateway.tokenizing import Vocabulary
 from tests.support.faulty import Faults
 from tests.support.virtual_loop import run_virtual
 from tests.support.waiting import Collector

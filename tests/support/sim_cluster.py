@@ -25,7 +25,7 @@ from common.transport.memory import MemoryHub, MemoryTransport
 from services.decode.service import DecodeService
 from services.gateway.gateway import Gateway, Limits
 from services.gateway.request import ChoiceSpec, Generation
-from services.gateway.vocabulary import Vocabulary
+from services.gateway.tokenizing import Vocabulary
 from services.prefill.service import PrefillService
 from services.router.service import RouterService
 from tests.support.faulty import Faults
