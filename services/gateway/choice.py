@@ -38,9 +38,8 @@ from common.messages.stream import (
     TokensItem,
 )
 from common.observability.timeline import Stage
-from services.gateway.attempt import Attempt
+from services.gateway.attempt import Attempt, Exclusions
 from services.gateway.effects import AskRoute, Effect, Emit, Finished, GaveUp, Migrated, SendAbort, SendJob
-from services.gateway.exclusions import Exclusions
 from services.gateway.output import OutputTokens
 from services.gateway.request import ChoiceSpec
 

@@ -26,10 +26,9 @@ from services.gateway.choice import Envelope
 from services.gateway.dispatch import Dispatcher
 from services.gateway.effects import SendAbort
 from services.gateway.flow import RequestFlow
-from services.gateway.intake import FrameIntake
+from services.gateway.intake import FrameIntake, RecentRequests
 from services.gateway.membership import Membership
 from services.gateway.owner import RequestOwner
-from services.gateway.recent import RecentRequests
 from services.gateway.recording import RequestRecord
 from services.gateway.reply import Reply
 from services.gateway.request import Generation

@@ -1,12 +1,13 @@
 """Which frames have arrived from which worker, and which are missing: how the loss of any frame is noticed.
 
-Pure. Knows nothing of what frames carry and how they are asked for again.
+And which requests ended a moment ago, so that a late frame about them is no surprise. Pure. Knows nothing of
+what frames carry and how they are asked for again.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from common.ids import InstanceRef
+from common.ids import InstanceRef, RequestId
 from common.messages.stream import Frame
 
 
@@ -81,3 +82,19 @@ class FrameIntake:
         else:
             self._lanes.move_to_end(ref)
         return lane
+
+
+class RecentRequests:
+    """The last `limit` requests that ended."""
+
+    def __init__(self, limit: int = 16_384) -> None:
+        self._limit = limit
+        self._ids: OrderedDict[RequestId, None] = OrderedDict()
+
+    def add(self, request: RequestId) -> None:
+        self._ids[request] = None
+        while len(self._ids) > self._limit:
+            self._ids.popitem(last=False)
+
+    def __contains__(self, request: RequestId) -> bool:
+        return request in self._ids
