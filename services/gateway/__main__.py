@@ -13,7 +13,7 @@ from common.runtime.micro import MicroService
 from common.runtime.service import ServiceContext, run_service
 from common.transport.nats import NatsTransport
 from services.gateway.gateway import Gateway, Limits, unique_ref
-from services.gateway.http.app import make_app
+from services.gateway.http.api import make_app
 from services.gateway.tokenizing import ModelTokenizer, TokenizerPool, Vocabulary
 
 

@@ -28,7 +28,7 @@ from common.messages.stream import (
 from common.observability.http import HttpServer, serve_http
 from services.gateway.gateway import Limits
 from services.gateway.http import middleware, sse
-from services.gateway.http.app import make_app
+from services.gateway.http.api import make_app
 from services.gateway.tokenizing import ModelTokenizer, TokenizerPool, Vocabulary
 from tests.support.scripted_cluster import ScriptedCluster, cluster
 from tests.support.tiny_models import END_ID, make_tokenizer

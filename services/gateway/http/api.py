@@ -12,15 +12,21 @@ from aiohttp import web
 
 from common.clock import Clock
 from common.errors import GalleyError, InvalidRequest, ModelNotFound
-from common.observability.http import json_response
+from common.observability.http import add_probes, json_response
 from services.gateway.gateway import Gateway
-from services.gateway.http.middleware import LABEL, read_body
+from services.gateway.http.middleware import LABEL, label_requests, read_body
 from services.gateway.http.sse import EventStream, event
-from services.gateway.openai.answers import AnswerHead, ChatShape, CompletionShape, Shape, gather
+from services.gateway.openai.answers import (
+    AnswerHead,
+    ChatShape,
+    CompletionShape,
+    Shape,
+    error_body,
+    gather,
+)
 from services.gateway.openai.base import parse_body
 from services.gateway.openai.chat import ChatRequest
 from services.gateway.openai.completions import CompletionRequest
-from services.gateway.openai.errors import error_body
 from services.gateway.openai.sampling import SamplingFields
 from services.gateway.reply import Batch, Reply
 from services.gateway.request import ChoiceSpec, Generation
@@ -30,6 +36,16 @@ S = TypeVar("S", bound=SamplingFields)
 
 PARSE_INLINE = 128 * 1024
 """Bytes of body that are parsed and checked on the event loop; longer ones would hold it for too long."""
+
+
+def make_app(
+    gateway: Gateway, tokenizers: TokenizerPool, clock: Clock, *, max_body_bytes: int
+) -> web.Application:
+    """The OpenAI endpoints and the probes, behind one middleware."""
+    app = web.Application(client_max_size=max_body_bytes, middlewares=[label_requests(gateway.ids)])
+    app.add_routes(OpenAIApi(gateway, tokenizers, clock).routes())
+    add_probes(app, gateway.metrics, gateway.why_not_ready)
+    return app
 
 
 class OpenAIApi:

@@ -20,7 +20,7 @@ from common.errors import (
     UnsupportedMediaType,
 )
 from common.ids import IdSource
-from services.gateway.openai.errors import error_body, error_headers
+from services.gateway.openai.answers import error_body, error_headers
 
 LABEL = web.RequestKey("client_id", str)
 """The client's own X-Request-Id, or one that we drew: a label for logs and the response."""

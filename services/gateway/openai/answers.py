@@ -1,13 +1,15 @@
-"""Answers in OpenAI's shapes: whole bodies and stream chunks, for chat and for completions.
+"""Answers in OpenAI's shapes: whole bodies and stream chunks, for chat and for completions, and errors.
 
 With `token_ids`, what vLLM's `return_token_ids` adds: each choice has the ids of its tokens, all but the one
 that ended it. Pure: deltas in, JSON-able dicts out. Knows nothing of SSE and HTTP.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from common.errors import GalleyError
 from services.gateway.openai.logprobs import BytesOf, CompletionLogprobs, chat_logprobs
 from services.gateway.request import Delta, Token, Usage
 
@@ -153,3 +155,22 @@ class CompletionShape:
             logprobs = builder.of(tokens)
         choice: Body = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
         return choice | ({"token_ids": [token.id for token in tokens]} if self._token_ids else {})
+
+
+def error_body(error: GalleyError) -> Body:
+    """As OpenAI's clients expect it: {"error": {message, type, param, code}}."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def error_headers(error: GalleyError) -> dict[str, str]:
+    """Retry-After in whole seconds, where it is known when to come back."""
+    if error.retry_after_s is None:
+        return {}
+    return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
