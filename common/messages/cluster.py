@@ -19,9 +19,8 @@ MESSAGE_VERSION = 1
 class InstanceInfo:
     """Who an instance is. `versions` is the [lowest, highest] message version it speaks.
 
-    `fingerprint` covers KV layout and weights: only equal ones are paired. `kv_address` is opaque to
-    everybody but the KV transport. `max_model_len` counts prompt + output tokens. Fields that a role does
-    not have are empty.
+    `fingerprint` covers KV layout and weights: only equal ones are paired. `max_model_len` counts prompt +
+    output tokens. Fields that a role does not have are empty.
     """
 
     ref: InstanceRef
@@ -30,7 +29,6 @@ class InstanceInfo:
     http_url: str
     model: str = ""
     fingerprint: str = ""
-    kv_address: str = ""
     max_model_len: int = 0
     block_size: int = 0
     num_blocks: int = 0

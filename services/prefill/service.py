@@ -7,7 +7,7 @@ sockets and how a route is found.
 
 import asyncio
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
@@ -126,7 +126,6 @@ class PrefillService:
 
     async def start(self) -> None:
         await self._transport.listen(self._exporter.serve)
-        self._worker.info = replace(self._worker.info, kv_address=self._transport.address)
 
     async def run(self) -> None:
         await self._exporter.run()
