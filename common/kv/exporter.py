@@ -40,6 +40,7 @@ class KVExporter:
 
     def __init__(
         self,
+        *,
         transport: KVTransport,
         buffer: KVBuffer,
         layout: KVLayout,

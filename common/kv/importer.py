@@ -48,6 +48,7 @@ class KVImporter:
 
     def __init__(
         self,
+        *,
         transport: KVTransport,
         buffer: KVBuffer,
         layout: KVLayout,

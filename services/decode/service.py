@@ -75,14 +75,14 @@ class DecodeService:
         self._max_num_seqs = settings.max_num_seqs
         self._max_queued_tokens = settings.max_queued_tokens
         self._importer = KVImporter(
-            parts.transport,
-            parts.runner.buffer,
-            parts.runner.layout,
-            parts.fingerprint,
-            parts.ref,
-            parts.clock,
-            settings.kv_timeout_s,
-            pool.release,
+            transport=parts.transport,
+            buffer=parts.runner.buffer,
+            layout=parts.runner.layout,
+            fingerprint=parts.fingerprint,
+            me=parts.ref,
+            clock=parts.clock,
+            kv_timeout_s=settings.kv_timeout_s,
+            release=pool.release,
         )
         self._engine: Engine
         self._meter: StepMeter

@@ -98,18 +98,18 @@ class PrefillService:
         self._max_model_len = parts.runner.max_model_len
         self._max_queued_tokens = settings.max_queued_tokens
         self._exporter = KVExporter(
-            parts.transport,
-            parts.runner.buffer,
-            parts.runner.layout,
-            parts.fingerprint,
-            parts.ref,
-            parts.clock,
-            parts.ids,
-            settings.secret.get_secret_value().encode(),
-            pool.release,
-            settings.kv_timeout_s,
-            ExportMeter(parts.metrics),
-            self._lease_gone,
+            transport=parts.transport,
+            buffer=parts.runner.buffer,
+            layout=parts.runner.layout,
+            fingerprint=parts.fingerprint,
+            me=parts.ref,
+            clock=parts.clock,
+            ids=parts.ids,
+            secret=settings.secret.get_secret_value().encode(),
+            release=pool.release,
+            kv_timeout_s=settings.kv_timeout_s,
+            metrics=ExportMeter(parts.metrics),
+            gone=self._lease_gone,
         )
         self._engine: Engine
         self._meter: StepMeter

@@ -89,7 +89,16 @@ async def importing(
 ) -> AsyncIterator[tuple[KVImporter, ArrayPool]]:
     transport, pool = UcxTransport(options, "127.0.0.1"), ArrayPool(NUM_BLOCKS)
     clock = SystemClock()
-    importer = KVImporter(transport, pool, LAYOUT, FINGERPRINT, READER, clock, kv_timeout_s, pool.release)
+    importer = KVImporter(
+        transport=transport,
+        buffer=pool,
+        layout=LAYOUT,
+        fingerprint=FINGERPRINT,
+        me=READER,
+        clock=clock,
+        kv_timeout_s=kv_timeout_s,
+        release=pool.release,
+    )
     try:
         yield importer, pool
     finally:

@@ -127,16 +127,16 @@ class Prefill:
         self.sends_go_on = asyncio.Event()
         self.send_held = asyncio.Event()
         self.exporter = KVExporter(
-            self.transport,
-            self.pool,
-            LAYOUT,
-            FINGERPRINT,
-            self.me,
-            self.clock,
-            SystemIds(),
-            SECRET,
-            self.pool.release,
-            KV_TIMEOUT_S,
+            transport=self.transport,
+            buffer=self.pool,
+            layout=LAYOUT,
+            fingerprint=FINGERPRINT,
+            me=self.me,
+            clock=self.clock,
+            ids=SystemIds(),
+            secret=SECRET,
+            release=self.pool.release,
+            kv_timeout_s=KV_TIMEOUT_S,
         )
 
     async def listen(self) -> None:
@@ -190,14 +190,14 @@ class Decode:
         self.pool = BytePool(num_blocks, fill=255)
         self.me = ref(name)
         self.importer = KVImporter(
-            self.transport,
-            self.pool,
-            LAYOUT,
-            FINGERPRINT,
-            self.me,
-            LoopClock(asyncio.get_running_loop()),
-            KV_TIMEOUT_S,
-            self.pool.release,
+            transport=self.transport,
+            buffer=self.pool,
+            layout=LAYOUT,
+            fingerprint=FINGERPRINT,
+            me=self.me,
+            clock=LoopClock(asyncio.get_running_loop()),
+            kv_timeout_s=KV_TIMEOUT_S,
+            release=self.pool.release,
         )
 
 

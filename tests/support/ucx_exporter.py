@@ -66,7 +66,16 @@ async def main() -> None:
     transport = UcxTransport(UcxOptions(**orjson.loads(sys.argv[1])), "127.0.0.1")
     pool, me, clock = ArrayPool(NUM_BLOCKS, seed=7), ref("prefill"), SystemClock()
     exporter = KVExporter(
-        transport, pool, LAYOUT, FINGERPRINT, me, clock, SystemIds(), b"secret", pool.release, 10.0
+        transport=transport,
+        buffer=pool,
+        layout=LAYOUT,
+        fingerprint=FINGERPRINT,
+        me=me,
+        clock=clock,
+        ids=SystemIds(),
+        secret=b"secret",
+        release=pool.release,
+        kv_timeout_s=10.0,
     )
     await transport.listen(exporter.serve)
     say({"address": transport.address})
