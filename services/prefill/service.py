@@ -91,6 +91,8 @@ class PrefillService:
 
     def __init__(self, parts: Parts, worker: Worker, pool: BlockPool) -> None:
         settings = parts.settings
+        # UCX listens on every address, so there is always a key; who issues a token alone checks it.
+        secret = settings.secret.get_secret_value() or parts.ids.hex(32)
         self._worker = worker
         self._pool = pool
         self._transport = parts.transport
@@ -105,7 +107,7 @@ class PrefillService:
             me=parts.ref,
             clock=parts.clock,
             ids=parts.ids,
-            secret=settings.secret.get_secret_value().encode(),
+            secret=secret.encode(),
             release=pool.release,
             kv_timeout_s=settings.kv_timeout_s,
             metrics=ExportMeter(parts.metrics),
