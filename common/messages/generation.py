@@ -147,7 +147,21 @@ class Refused:
     message: str
 
 
-AbortReason = Literal["client", "deadline", "superseded", "stop", "not_owned", "gateway_dead", "rebound"]
+AbortReason = Literal[
+    "client",
+    "slow_reader",
+    "deadline",
+    "shutdown",
+    "internal",
+    "stop",
+    "superseded",
+    "rebound",
+    "not_owned",
+    "gateway_dead",
+]
+"""client, slow_reader: it left, or does not read. shutdown, internal: the gateway's own end, or a bug in it.
+stop: a stop string. superseded: another attempt runs, or none will. rebound: another decode pulls the KV.
+not_owned: the gateway does not know the request. gateway_dead: a worker has not heard of its gateway."""
 
 
 @dataclass(frozen=True, slots=True)

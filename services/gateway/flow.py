@@ -5,11 +5,12 @@ nothing of the bus, HTTP and waiting.
 """
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Protocol
 
 from common.clock import Clock
 from common.errors import GalleyError, Overloaded
 from common.ids import InstanceRef
+from common.messages.generation import AbortReason
 from common.messages.stream import FrameItem, PrefillStats, TokensItem
 from services.gateway.effects import AskRoute, Effect, Emit, Finished, GaveUp, Migrated, SendAbort, SendJob
 from services.gateway.owner import RequestOwner
@@ -17,8 +18,6 @@ from services.gateway.recording import RequestRecord
 from services.gateway.reply import Reply
 from services.gateway.request import Delta, Generation, Usage
 from services.gateway.text import ChoiceText
-
-AbortCause = Literal["client", "deadline", "slow_reader", "shutdown", "internal"]
 
 
 class Errands(Protocol):
@@ -89,15 +88,15 @@ class RequestFlow:
         if self.owner.done and not self._over:
             self._close(self.owner.error, "deadline")
 
-    def abort(self, cause: AbortCause, error: GalleyError | None = None) -> None:
+    def abort(self, reason: AbortReason, error: GalleyError | None = None) -> None:
         """End the request for a reason outside of it; the reader gets `error` if it still reads."""
         if self._over:
             return
-        for effect in self.owner.end("client"):
+        for effect in self.owner.end(reason):
             self._perform(effect)
-        if cause == "slow_reader":
+        if reason == "slow_reader":
             self.reply.lose(Overloaded("the reader of this stream is too slow"))
-        self._close(error, cause)
+        self._close(error, reason)
 
     @property
     def usage(self) -> Usage:
