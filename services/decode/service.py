@@ -137,7 +137,7 @@ class DecodeService:
         if handoff.fingerprint != self._fingerprint:
             log.error("fingerprints differ", ours=self._fingerprint, theirs=handoff.fingerprint)
             return reply(Refused("mismatch", "KV layout or weights differ from this instance's"))
-        if self._layout.blocks_for(handoff.num_tokens) + 1 > self._pool.num_blocks:
+        if self._layout.blocks_for(handoff.num_tokens + 1) > self._pool.num_blocks:
             return reply(Refused("invalid", f"{handoff.num_tokens} tokens never fit this pool"))
         waiting = self._waiting_tokens()
         if waiting and waiting + handoff.num_tokens > self._max_queued_tokens:
@@ -188,21 +188,21 @@ class DecodeService:
         while self._waiting:
             held = self._waiting[0]
             assert held.handoff is not None
-            need = self._layout.blocks_for(held.handoff.num_tokens)
-            if not self._room_for(need):
+            num_tokens = held.handoff.num_tokens
+            if not self._room_for(num_tokens):
                 return
             self._waiting.popleft()
-            held.reserved = self._pool.allocate(need)
+            held.reserved = self._pool.allocate(self._layout.blocks_for(num_tokens))
             held.pull = self._worker.spawn(self._pull(held, held.handoff))
             self._pulls.add(held)
 
-    def _room_for(self, need: int) -> bool:
-        """Whether a prompt of `need` blocks fits beside one more block for everybody who decodes or pulls."""
+    def _room_for(self, num_tokens: int) -> bool:
+        """Whether a prompt and its next step fit beside one more block for everybody who decodes or pulls."""
         scheduler = self._engine.scheduler
         busy = scheduler.num_running + len(self._pulls)
         if busy >= self._max_num_seqs or scheduler.num_waiting:
             return False
-        return need + 1 + busy <= self._pool.num_free
+        return self._layout.blocks_for(num_tokens + 1) + busy <= self._pool.num_free
 
     async def _pull(self, held: Decoding, handoff: KVHandoff) -> None:
         blocks, held.reserved = held.reserved, []  # the importer frees them if it fails

@@ -83,6 +83,19 @@ def test_a_prefill_pool_for_one_serves_a_burst_of_many() -> None:
     run_virtual(main())
 
 
+@pytest.mark.parametrize("length", [47, 48, 49, 62, 63])
+def test_a_prompt_that_alone_fills_the_pool_runs_until_it_is_full(length: int) -> None:
+    async def main() -> None:
+        cluster = SimCluster()
+        cluster.pools["decode-0"] = 4
+        async with cluster.running():
+            prompt = [(7 * i) % MODEL.vocab_size for i in range(length)]
+            room = 4 * 16 + 1 - length  # the last token needs no KV
+            assert await cluster.ask(prompt, SAMPLING) == MODEL.expected_tokens(prompt, SAMPLING)[:room]
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("topology", ["disaggregated", "chunked"])
 def test_clients_that_leave_at_any_moment_free_everything(topology: str) -> None:
     async def leave(cluster: SimCluster, number: int) -> None:
