@@ -6,7 +6,7 @@ Knows nothing of what an attempt is.
 import asyncio
 
 from common.clock import Clock
-from common.errors import ControlDisconnected, ControlError, ControlTimeout, NoResponders
+from common.errors import ControlDisconnected, ControlError, ControlTimeout, MessageInvalid, NoResponders
 from common.ids import InstanceRef
 from common.messages.generation import Abort, Accepted
 from common.routing.cluster_view import ClusterView
@@ -35,7 +35,7 @@ async def abort_until_answered(
             return
         except ControlTimeout:
             continue
-        except ControlDisconnected:
+        except (ControlDisconnected, MessageInvalid):
             await asyncio.sleep(REPEAT_S)
         except ControlError:
             return

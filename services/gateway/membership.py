@@ -8,7 +8,7 @@ silence proves it. Knows nothing of requests.
 from collections.abc import Coroutine, Iterable
 
 from common.clock import Clock
-from common.errors import ControlError, NoResponders
+from common.errors import ControlError, MessageInvalid, NoResponders
 from common.ids import InstanceId, InstanceRef
 from common.messages.cluster import Beat, WorkerBeat
 from common.messages.generation import Accepted
@@ -63,8 +63,8 @@ class Liveness:
             await self._bus.request(subject, question, Accepted, timeout_s=PROBE_S)
         except NoResponders:
             self.nobody_listens(ref)
-        except ControlError:
-            pass  # silent but listening, or the bus is away: time will tell
+        except (ControlError, MessageInvalid):
+            pass  # silent or odd, but listening, or the bus is away: time will tell
         finally:
             self._asking.discard(ref)
 
