@@ -1,7 +1,7 @@
 """The KV pool as raw blocks of bytes, which is all that transfer code sees of it.
 
-Knows nothing of torch; the runner wraps its tensor (engine/attention.py or runner_torch.py), the fake
-runner a bytearray.
+Knows nothing of torch; a runner wraps its tensor (engine/runner_torch.py), the fake one a bytearray
+(engine/runner_fake.py).
 """
 
 from typing import Protocol

@@ -66,8 +66,6 @@ class NatsTransport:
         self._waiting: dict[str, asyncio.Future[bytes]] = {}
         self._num_requests = 0
         self._last_complaint = ""
-        self.num_overflowed = 0
-        """Messages that arrived and were dropped because their handler was too slow."""
 
     @property
     def connected(self) -> bool:
@@ -237,7 +235,6 @@ class NatsTransport:
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, SlowConsumerError):
-            self.num_overflowed += 1
             log.error("messages dropped, handler too slow", subject=error.subject)
         else:
             self._complain(error)
