@@ -12,7 +12,7 @@ from common.runtime.bus import MessageBus
 from common.runtime.micro import MicroService
 from common.runtime.service import ServiceContext, run_service
 from common.transport.nats import NatsTransport
-from services.gateway.gateway import Gateway, Limits, unique_ref
+from services.gateway.gateway import Gateway, unique_ref
 from services.gateway.http.api import make_app
 from services.gateway.tokenizing import ModelTokenizer, TokenizerPool, Vocabulary
 
@@ -28,7 +28,7 @@ async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
         clock=context.clock,
         ids=context.ids,
         vocabulary=vocabulary,
-        limits=Limits.of(settings),
+        settings=settings,
         metrics=GatewayMetrics(settings.instance),
     )
     app = make_app(gateway, tokenizers, context.clock, max_body_bytes=settings.max_body_bytes)

@@ -43,13 +43,13 @@ class RequestFlow:
         clock: Clock,
         *,
         retire: Callable[["RequestFlow"], None],
-        max_waiting: int,
+        max_unread: int,
     ) -> None:
         self.generation = generation
         self.owner = owner
         self.record = record
         self.reply = Reply(
-            max_waiting * len(texts),
+            max_unread * len(texts),
             usage=lambda: self.usage,
             on_overflow=lambda: self.abort("slow_reader"),
             on_close=lambda: self.abort("client"),

@@ -6,7 +6,7 @@ and of text prompts.
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import structlog
 
@@ -41,28 +41,6 @@ LAST_ERRANDS_S = 1.0
 """What the last aborts get when the gateway stops; workers notice its silence otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a gateway allows. Times in seconds; `max_waiting` is deltas per choice that nobody has read."""
-
-    request_timeout_s: float = 600.0
-    first_token_timeout_s: float = 60.0
-    max_attempts: int = 4
-    max_requests: int = 4096
-    max_waiting: int = 1024
-    beat_s: float = 0.2
-
-    @classmethod
-    def of(cls, settings: GatewaySettings) -> "Limits":
-        return cls(
-            request_timeout_s=settings.request_timeout_s,
-            first_token_timeout_s=settings.first_token_timeout_s,
-            max_attempts=settings.max_attempts,
-            max_requests=settings.max_requests,
-            beat_s=settings.beat_ms / 1000,
-        )
-
-
 class Gateway:
     """`run` serves until told to stop and owns all tasks; `submit` starts a request at any time meanwhile.
 
@@ -77,7 +55,7 @@ class Gateway:
         clock: Clock,
         ids: IdSource,
         vocabulary: Vocabulary,
-        limits: Limits,
+        settings: GatewaySettings,
         metrics: GatewayMetrics,
     ) -> None:
         self.vocabulary = vocabulary
@@ -89,7 +67,8 @@ class Gateway:
         )
         self._bus = bus
         self._clock = clock
-        self._limits = limits
+        self._settings = settings
+        self._beat_s = settings.beat_ms / 1000
         self._flows: dict[RequestId, RequestFlow] = {}
         self._timers: dict[RequestId, asyncio.TimerHandle] = {}
         self._recent = RecentRequests()
@@ -120,8 +99,8 @@ class Gateway:
             request=generation.request,
             gateway=self.info.ref.instance,
             arrival=now,
-            deadline=now + self._limits.request_timeout_s,
-            max_attempts=self._limits.max_attempts,
+            deadline=now + self._settings.request_timeout_s,
+            max_attempts=self._settings.max_attempts,
             eos_ids=self.vocabulary.eos_ids,
             priority=generation.priority,
             cache_salt=generation.cache_salt,
@@ -130,7 +109,7 @@ class Gateway:
         owner = RequestOwner(
             generation.choices,
             envelope,
-            first_token_timeout_s=self._limits.first_token_timeout_s,
+            first_token_timeout_s=self._settings.first_token_timeout_s,
             clock=self._clock,
         )
         record = RequestRecord(generation, RequestTimeline(now), self.metrics)
@@ -142,7 +121,7 @@ class Gateway:
             self._dispatcher,
             self._clock,
             retire=self._retire,
-            max_waiting=self._limits.max_waiting,
+            max_unread=self._settings.max_unread,
         )
         self._flows[generation.request] = flow
         self.metrics.prompt_tokens.inc(flow.usage.prompt_tokens)
@@ -171,7 +150,7 @@ class Gateway:
         stopping = stopping or asyncio.Event()
         subjects = self._bus.subjects
         self._bus.on_state(self._members.on_bus_state)
-        heartbeat = Heartbeat(self._bus, self._beat, self._limits.beat_s)
+        heartbeat = Heartbeat(self._bus, self._beat, self._beat_s)
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             frames = await self._bus.subscribe(subjects.stream(self.info.ref.instance), self._on_frame, Frame)
@@ -216,7 +195,7 @@ class Gateway:
             if flow is not None:
                 self._pass_on(flow, source, item)
             elif item.key.request not in self._recent:
-                abort = Abort(item.key, self._limits.request_timeout_s, "not_owned")
+                abort = Abort(item.key, self._settings.request_timeout_s, "not_owned")
                 self._dispatcher.send_abort(SendAbort(source, abort))
 
     def _pass_on(self, flow: RequestFlow, source: InstanceRef, item: FrameItem) -> None:
@@ -236,7 +215,7 @@ class Gateway:
     async def _watch(self) -> None:
         """At every beat: what depends on a dead worker goes on elsewhere, silent ones are asked."""
         while True:
-            await asyncio.sleep(self._limits.beat_s)
+            await asyncio.sleep(self._beat_s)
             for ref in self.view.deaths(self._clock.now()):
                 log.warning("instance died", target=ref.instance, incarnation=ref.incarnation)
                 for flow in list(self._flows.values()):
@@ -252,7 +231,7 @@ class Gateway:
             raise NoInstance("this gateway is shutting down", retry_after_s=1.0)
         if not self._bus.connected or self._tasks is None:
             raise NoInstance("the gateway is not connected to the cluster", retry_after_s=1.0)
-        if len(self._flows) >= self._limits.max_requests:
+        if len(self._flows) >= self._settings.max_requests:
             raise Overloaded("too many requests are in flight", retry_after_s=1.0)
         for spec in generation.choices:
             if len(spec.prompt_ids) + spec.sampling.max_tokens > self.vocabulary.max_model_len:

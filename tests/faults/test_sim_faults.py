@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from common.config import GatewaySettings
 from common.engine.runner_fake import FakeModel
 from common.errors import GalleyError
 from common.messages.generation import SamplingParams
-from services.gateway.gateway import Limits
 from services.gateway.request import ChoiceSpec, Generation
 from tests.support.sim_cluster import SimCluster
 from tests.support.virtual_loop import run_virtual
@@ -142,7 +142,7 @@ def test_a_stop_token_at_the_handoff_ends_both_sides() -> None:
 
 def test_a_deadline_frees_both_sides() -> None:
     async def main() -> None:
-        async with SimCluster(limits=Limits(request_timeout_s=0.5)).running() as cluster:
+        async with SimCluster(gateway_settings=GatewaySettings(request_timeout_s=0.5)).running() as cluster:
             answers = await cluster.ask_all(PROMPTS, SamplingParams(max_tokens=2000, seed=5))
             assert {type(answer).__name__ for answer in answers} == {"DeadlineExceeded"}
 

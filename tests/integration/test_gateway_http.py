@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from common.clock import SystemClock
+from common.config import GatewaySettings
 from common.messages.generation import Accepted, Job, Refused, Rejected
 from common.messages.stream import (
     BoundItem,
@@ -26,7 +27,6 @@ from common.messages.stream import (
     TokensItem,
 )
 from common.observability.http import HttpServer, serve_http
-from services.gateway.gateway import Limits
 from services.gateway.http import middleware, sse
 from services.gateway.http.api import make_app
 from services.gateway.tokenizing import ModelTokenizer, TokenizerPool, Vocabulary
@@ -129,9 +129,9 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 
 
 @asynccontextmanager
-async def open_stage(vocabulary: Vocabulary, limits: Limits | None = None) -> AsyncIterator[Stage]:
+async def open_stage(vocabulary: Vocabulary, settings: GatewaySettings | None = None) -> AsyncIterator[Stage]:
     tokenizers = TokenizerPool(vocabulary.tokenizer, vocabulary.max_model_len)
-    async with cluster(limits=limits, vocabulary=vocabulary) as made:
+    async with cluster(settings=settings, vocabulary=vocabulary) as made:
         app = make_app(made.gateway, tokenizers, SystemClock(), max_body_bytes=1 << 20)
         server = await serve_http(app, "127.0.0.1", 0)
         async with aiohttp.ClientSession() as http:
@@ -340,7 +340,7 @@ async def ask_without_reading(stage: Stage) -> asyncio.StreamWriter:
 
 async def test_a_client_that_does_not_read_loses_its_stream_only(vocabulary: Vocabulary) -> None:
     roomy = Vocabulary(vocabulary.tokenizer, vocabulary.eos_ids, 10_000, "tiny")
-    async with open_stage(roomy, Limits(max_waiting=100)) as stage:
+    async with open_stage(roomy, GatewaySettings(max_unread=100)) as stage:
         stage.script.text = "x" * 4000
         writer = await ask_without_reading(stage)
         [abort] = await stage.made.workers["p"].aborts.wait_for(1, timeout_s=5)
@@ -361,7 +361,7 @@ async def test_a_stream_that_nobody_reads_ends_although_its_tokens_have_all_come
     roomy = Vocabulary(vocabulary.tokenizer, vocabulary.eos_ids, 10_000, "tiny")
     cut = asyncio.Event()
     monkeypatch.setattr(sse.EventStream, "cut", lambda _: cut.set())
-    async with open_stage(roomy, Limits(max_waiting=10_000)) as stage:
+    async with open_stage(roomy, GatewaySettings(max_unread=10_000)) as stage:
         stage.script.text = "x" * 4000
         writer = await ask_without_reading(stage)
         async with asyncio.timeout(10):

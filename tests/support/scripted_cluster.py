@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from common.clock import LoopClock
+from common.config import GatewaySettings
 from common.ids import AttemptKey, Incarnation, InstanceId, InstanceRef, SeededIds
 from common.messages.cluster import Beat, GatewayBeat, InstanceInfo, LoadReport, Role, RouterBeat, WorkerBeat
 from common.messages.generation import (
@@ -33,7 +34,7 @@ from common.observability.metrics import GatewayMetrics
 from common.runtime.bus import MessageBus, Reply
 from common.runtime.outbox import Outbox
 from common.transport.memory import Fate, MemoryHub, at_once
-from services.gateway.gateway import Gateway, Limits
+from services.gateway.gateway import Gateway
 from services.gateway.reply import Reply as GatewayReply
 from services.gateway.request import ChoiceSpec, Delta, Generation
 from services.gateway.tokenizing import Vocabulary
@@ -138,7 +139,7 @@ class ScriptedWorker:
 class ScriptedCluster:
     """One gateway, one router that answers with `routes` one after another (the last one again and again)."""
 
-    def __init__(self, fate: Fate, limits: Limits, vocabulary: Vocabulary) -> None:
+    def __init__(self, fate: Fate, settings: GatewaySettings, vocabulary: Vocabulary) -> None:
         loop = asyncio.get_running_loop()
         self.hub = MemoryHub(fate)
         self.workers: dict[str, ScriptedWorker] = {}
@@ -156,7 +157,7 @@ class ScriptedCluster:
             clock=LoopClock(loop),
             ids=SeededIds(1),
             vocabulary=vocabulary,
-            limits=limits,
+            settings=settings,
             metrics=self.metrics,
         )
 
@@ -201,10 +202,10 @@ class ScriptedCluster:
 
 @asynccontextmanager
 async def cluster(
-    fate: Fate = at_once, limits: Limits | None = None, vocabulary: Vocabulary = LETTERS
+    fate: Fate = at_once, settings: GatewaySettings | None = None, vocabulary: Vocabulary = LETTERS
 ) -> AsyncIterator[ScriptedCluster]:
     """A running cluster of prefill "p", decode "d", a router and a gateway."""
-    made = ScriptedCluster(fate, limits or Limits(), vocabulary)
+    made = ScriptedCluster(fate, settings or GatewaySettings(), vocabulary)
     async with made.running():
         yield made
 
@@ -244,11 +245,11 @@ def reasons(deltas: list[Delta], choice: int = 0) -> list[str]:
 Story = Callable[[ScriptedCluster], Awaitable[None]]
 
 
-def play(story: Story, *, faults: Faults | None = None, limits: Limits | None = None) -> None:
+def play(story: Story, *, faults: Faults | None = None, settings: GatewaySettings | None = None) -> None:
     """Run `story` against a running cluster in virtual time."""
 
     async def main() -> None:
-        async with cluster(faults or Faults(), limits) as made:
+        async with cluster(faults or Faults(), settings) as made:
             await story(made)
 
     run_virtual(main(), limit_s=300)

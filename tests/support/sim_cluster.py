@@ -9,7 +9,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from common.clock import LoopClock
-from common.config import DecodeSettings, EngineSettings, PrefillSettings, RouterSettings, Topology
+from common.config import (
+    DecodeSettings,
+    EngineSettings,
+    GatewaySettings,
+    PrefillSettings,
+    RouterSettings,
+    Topology,
+)
 from common.engine.executor import FakeExecutor
 from common.engine.runner import BatchPlan
 from common.engine.runner_fake import FakeModel, FakeRunner
@@ -23,7 +30,7 @@ from common.runtime.host import Parts, WorkerHost
 from common.transport.inproc import InprocHub
 from common.transport.memory import MemoryHub, MemoryTransport
 from services.decode.service import DecodeService
-from services.gateway.gateway import Gateway, Limits
+from services.gateway.gateway import Gateway
 from services.gateway.request import ChoiceSpec, Generation
 from services.gateway.tokenizing import Vocabulary
 from services.prefill.service import PrefillService
@@ -107,7 +114,7 @@ class SimCluster:
         topology: Topology = "disaggregated",
         model: FakeModel | None = None,
         num_blocks: int = 256,
-        limits: Limits | None = None,
+        gateway_settings: GatewaySettings | None = None,
         drain_seconds: float = 0,
         seed: int = 1,
     ) -> None:
@@ -117,7 +124,7 @@ class SimCluster:
         self.kv = InprocHub()
         self.model = model or FakeModel()
         self.workers: dict[str, SimWorker] = {}
-        self._limits = limits or Limits()
+        self._gateway_settings = gateway_settings or GatewaySettings()
         self._topology = topology
         self._counts = (prefill if topology == "disaggregated" else 0, decode)
         self._num_blocks = num_blocks
@@ -227,7 +234,7 @@ class SimCluster:
                 self.model.max_model_len,
                 "fake",
             ),
-            limits=self._limits,
+            settings=self._gateway_settings,
             metrics=GatewayMetrics("gateway-0"),
         )
         await self.gateway.run()

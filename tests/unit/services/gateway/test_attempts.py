@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from common.config import GatewaySettings
 from common.errors import (
     AttemptsExhausted,
     ContextLengthExceeded,
@@ -17,7 +18,6 @@ from common.messages.stream import (
     BoundItem,
     FailedItem,
 )
-from services.gateway.gateway import Limits
 from tests.support.scripted_cluster import (
     EOS,
     ScriptedCluster,
@@ -198,7 +198,7 @@ def test_attempts_are_bounded() -> None:
             await read(made.gateway.submit(generation(made)))
         assert [job.key.attempt for job in p.jobs.items] == [1, 2, 3]
 
-    play(story, limits=Limits(max_attempts=3))
+    play(story, settings=GatewaySettings(max_attempts=3))
 
 
 @pytest.mark.parametrize("crash", [True, False])

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from common.config import GatewaySettings
 from common.errors import (
     DeadlineExceeded,
     NoInstance,
@@ -12,7 +13,6 @@ from common.errors import (
 from common.messages.stream import (
     BoundItem,
 )
-from services.gateway.gateway import Limits
 from services.gateway.request import Delta
 from tests.support.scripted_cluster import (
     ScriptedCluster,
@@ -105,7 +105,7 @@ def test_no_first_token_in_time() -> None:
         [abort] = await made.workers["p"].aborts.wait_for(1)
         assert abort.reason == "deadline"
 
-    play(story, limits=Limits(first_token_timeout_s=5))
+    play(story, settings=GatewaySettings(first_token_timeout_s=5))
 
 
 def test_the_deadline_ends_a_running_stream_after_its_text() -> None:
@@ -122,7 +122,7 @@ def test_the_deadline_ends_a_running_stream_after_its_text() -> None:
         assert await d.aborts.wait_for(1)
         assert await p.aborts.wait_for(1)
 
-    play(story, limits=Limits(first_token_timeout_s=5, request_timeout_s=10))
+    play(story, settings=GatewaySettings(first_token_timeout_s=5, request_timeout_s=10))
 
 
 def test_the_deadline_passes_while_routing() -> None:
@@ -131,7 +131,7 @@ def test_the_deadline_passes_while_routing() -> None:
         with pytest.raises(DeadlineExceeded):
             await read(made.gateway.submit(generation(made)))
 
-    play(story, limits=Limits(first_token_timeout_s=0.3))
+    play(story, settings=GatewaySettings(first_token_timeout_s=0.3))
 
 
 def test_a_client_that_leaves_ends_both_workers_and_the_abort_is_repeated() -> None:
@@ -179,7 +179,7 @@ def test_a_slow_reader_loses_its_request_only() -> None:
             == 1.0
         )
 
-    play(story, limits=Limits(max_waiting=10))
+    play(story, settings=GatewaySettings(max_unread=10))
 
 
 def test_stages_add_up_to_requests_in_flight() -> None:
