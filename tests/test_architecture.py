@@ -131,6 +131,28 @@ def test_the_environment_is_read_in_config_only() -> None:
     assert readers == []
 
 
+def test_every_metric_is_moved_by_somebody() -> None:
+    families = {
+        target.attr
+        for name, tree in ALL
+        if name == "common.observability.metrics"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func).startswith(("self._gauge", "self._counter", "self._histogram"))
+        for target in node.targets
+        if isinstance(target, ast.Attribute)
+    }
+    read = {
+        node.attr
+        for _, tree in ALL
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    assert {"requests", "kv_blocks", "ttft_seconds"} <= families
+    assert families - read == set()
+
+
 def test_every_module_says_what_it_is() -> None:
     silent = [name for name, tree in ALL if tree.body and not ast.get_docstring(tree)]
     assert silent == []
