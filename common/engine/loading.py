@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -81,7 +82,8 @@ def load_model(directory: Path, dtype: str, device: str) -> LoadedModel:
     """Load `directory` without initialising weights twice, and check that paged attention is right for it.
 
     `dtype` "auto" is the checkpoint's own, but bfloat16 instead of float16 on CPUs, which have no fast
-    float16 product. Raises UnsupportedModel naming the architecture and the reason.
+    float16 product. Raises UnsupportedModel naming the architecture and the reason, and ConfigError when the
+    files cannot be read.
     """
     transformers_logging.disable_progress_bar()
     AttentionInterface.register(_PAGED, _paged_attention)
@@ -102,6 +104,8 @@ def load_model(directory: Path, dtype: str, device: str) -> LoadedModel:
         raise UnsupportedModel(f"{name}: its attention cannot be replaced by ours") from error
     except (ValueError, ImportError, NotImplementedError) as error:
         raise UnsupportedModel(f"{name}: {error}") from error
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"model: the weights in {directory} cannot be read: {error}") from error
     module = module.to(device).eval().requires_grad_(False)
     if device == "cpu" and used == "bfloat16" and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         _pack_linears(module)

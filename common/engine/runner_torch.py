@@ -179,9 +179,15 @@ def _layout_of(model: LoadedModel, block_size: int) -> KVLayout:
 
 
 def _allocate(layout: KVLayout, num_blocks: int, device: str) -> Tensor:
-    """The zeroed pool tensor. On CPUs from anonymous memory, which is zero without being touched."""
+    """The zeroed pool tensor. On CPUs from anonymous memory, which is zero without being touched.
+
+    Raises ConfigError when there is not so much memory.
+    """
     shape, dtype = layout.pool_shape(num_blocks), torch_dtype(layout.dtype)
-    if device != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, num_blocks * layout.block_bytes)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    size = num_blocks * layout.block_bytes
+    try:
+        if device != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
+    except (OSError, OverflowError, torch.OutOfMemoryError) as error:
+        raise ConfigError(f"num_blocks: {num_blocks} of them take {size >> 20} MiB: {error}") from error

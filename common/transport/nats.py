@@ -65,7 +65,7 @@ class NatsTransport:
         self._inbox = ""
         self._waiting: dict[str, asyncio.Future[bytes]] = {}
         self._num_requests = 0
-        self._last_complaint = ""
+        self._complaints: set[str] = set()
 
     @property
     def connected(self) -> bool:
@@ -200,7 +200,7 @@ class NatsTransport:
     async def _use(self, client: Client, lost: asyncio.Event) -> None:
         """Returns when the connection is lost."""
         self._max_payload = client.max_payload
-        self._last_complaint = ""
+        self._complaints.clear()
         log.info("NATS connected", server=client.connected_url.netloc.rpartition("@")[2])
         async with asyncio.TaskGroup() as group:
             writer = group.create_task(self._write(client, lost), name="nats-writer")
@@ -240,10 +240,10 @@ class NatsTransport:
             self._complain(error)
 
     def _complain(self, error: Exception) -> None:
-        """Log what is wrong with the connection, once per change."""
+        """Log what is wrong with the connection, each thing once until there is one again."""
         complaint = f"{type(error).__name__}: {error}"
-        if complaint != self._last_complaint:
-            self._last_complaint = complaint
+        if complaint not in self._complaints:
+            self._complaints.add(complaint)
             servers = [url.rpartition("@")[2] for url in self._urls]
             log.warning("NATS trouble", servers=servers, error=complaint)
 

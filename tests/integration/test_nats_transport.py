@@ -5,6 +5,8 @@ import os
 import signal
 from pathlib import Path
 
+import structlog
+
 from common.transport.control import Incoming
 from common.transport.nats import NatsTransport
 from tests.support.nats import NatsServer, running_nats
@@ -113,3 +115,18 @@ async def test_many_restarts_leave_one_subscription_each() -> None:
         await got.wait_for(6)
         assert got.items == [b"0", b"1", b"2", b"3", b"4", b"end"]
         await client.close()
+
+
+async def test_the_same_trouble_is_told_once() -> None:
+    server = NatsServer()
+    client = NatsTransport(server.url, name="patient")
+    with structlog.testing.capture_logs() as logs:
+        connecting = asyncio.ensure_future(client.connect())
+        await asyncio.wait([connecting], timeout=1.5)
+        told = [entry["error"] for entry in logs if entry["event"] == "NATS trouble"]
+        assert len(told) == len(set(told)) > 0
+        await server.start()
+        async with asyncio.timeout(10):
+            await connecting
+    await client.close()
+    await server.stop()

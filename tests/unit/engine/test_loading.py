@@ -11,7 +11,7 @@ from torch import nn
 
 from common.engine import loading
 from common.engine.loading import load_model
-from common.errors import UnsupportedModel
+from common.errors import ConfigError, UnsupportedModel
 from tests.support.tiny_models import make_tiny_model
 
 SMALL: dict[str, Any] = {
@@ -85,6 +85,17 @@ def test_chunked_attention_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "perpetuum_mobile"}')
     with pytest.raises(UnsupportedModel, match="perpetuum_mobile"):
+        load_model(tmp_path, "float32", "cpu")
+
+
+@pytest.mark.parametrize("size", [None, 0, 20_000])
+def test_weights_that_are_missing_or_cut_short_are_told_so(size: int | None, tmp_path: Path) -> None:
+    weights = make_tiny_model("llama", tmp_path) / "model.safetensors"
+    if size is None:
+        weights.unlink()
+    else:
+        weights.write_bytes(weights.read_bytes()[:size])
+    with pytest.raises(ConfigError, match="weights .* cannot be read"):
         load_model(tmp_path, "float32", "cpu")
 
 

@@ -219,6 +219,12 @@ def test_warm_up_leaves_the_pool_clean(llama: Path) -> None:
     runner_for(llama, num_blocks=2).warm_up()
 
 
+def test_a_pool_larger_than_memory_is_refused(llama: Path) -> None:
+    for num_blocks in (1 << 40, 1 << 60):
+        with pytest.raises(ConfigError, match="num_blocks"):
+            runner_for(llama, num_blocks=num_blocks)
+
+
 def test_default_pool_is_what_all_sequences_could_use(llama: Path) -> None:
     runner = runner_for(llama, num_blocks=None, max_num_seqs=3)
     assert runner.buffer.num_blocks == 3 * CONTEXT // 16
