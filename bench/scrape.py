@@ -14,8 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 SCRAPE_TIMEOUT_S = 5.0
 
-Labels = frozenset[tuple[str, str]]
-
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
