@@ -5,6 +5,7 @@ the answers mean; they are fed back into the request's flow.
 """
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TypeVar
 
 from common.clock import Clock
@@ -66,11 +67,11 @@ class Dispatcher:
             answer = await self._ask_twice(self._bus.subjects.route, request, Route, Rejected)
         except NoResponders:
             nobody = NoInstance("no router serves at the moment", retry_after_s=1.0)
-            flow.feed(flow.owner.on_route_failed(request.key, nobody))
+            flow.feed(partial(flow.owner.on_route_failed, request.key, nobody))
         except GalleyError as failure:
-            flow.feed(flow.owner.on_route_failed(request.key, _unavailable(failure)))
+            flow.feed(partial(flow.owner.on_route_failed, request.key, _unavailable(failure)))
         else:
-            flow.feed(flow.owner.on_route(request.key, answer))
+            flow.feed(partial(flow.owner.on_route, request.key, answer))
 
     async def _job(self, flow: RequestFlow, job: Job) -> None:
         try:
@@ -78,15 +79,15 @@ class Dispatcher:
             answer = await self._ask_twice(subject, job, Accepted, Refused)
         except NoResponders as error:
             self._liveness.nobody_listens(job.worker)
-            flow.feed(flow.owner.on_job_lost(job.key, error))
+            flow.feed(partial(flow.owner.on_job_lost, job.key, error))
         except MessageInvalid:
             nonsense = WorkerFailed(f"{job.worker.instance} gave an answer that makes no sense")
-            flow.feed(flow.owner.on_job_lost(job.key, nonsense))
+            flow.feed(partial(flow.owner.on_job_lost, job.key, nonsense))
         except GalleyError as error:
-            flow.feed(flow.owner.on_job_lost(job.key, error))
+            flow.feed(partial(flow.owner.on_job_lost, job.key, error))
         else:
             if isinstance(answer, Refused):
-                flow.feed(flow.owner.on_refused(job.key, answer))
+                flow.feed(partial(flow.owner.on_refused, job.key, answer))
 
     async def _abort(self, effect: SendAbort) -> None:
         try:

@@ -5,7 +5,10 @@ nothing of the bus, HTTP and waiting.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
+
+import structlog
 
 from common.clock import Clock
 from common.errors import GalleyError, Overloaded
@@ -19,6 +22,8 @@ from services.gateway.reply import Reply
 from services.gateway.request import Delta, Generation, Usage
 from services.gateway.text import ChoiceText
 
+log = structlog.get_logger()
+
 
 class Errands(Protocol):
     """Carries out what a request wants of others; answers come back through the flow's `feed`."""
@@ -31,7 +36,7 @@ class Errands(Protocol):
 
 
 class RequestFlow:
-    """Joins owner, text, reply and record of one request. `feed` takes what the owner decided."""
+    """Joins owner, text, reply and record of one request. `feed` takes what has happened to it."""
 
     def __init__(
         self,
@@ -63,23 +68,30 @@ class RequestFlow:
         self._over = False
 
     def start(self) -> None:
-        self.feed(self.owner.start())
+        self.feed(self.owner.start)
 
     def item(self, source: InstanceRef, item: FrameItem) -> None:
         """An item of a frame; what is old or strange changes nothing."""
         plain = isinstance(item, TokensItem) and self.record.stage == "decoding"
-        self.feed(self.owner.on_item(source, item), moved=not plain)
+        self.feed(partial(self.owner.on_item, source, item), moved=not plain)
 
-    def feed(self, effects: list[Effect], *, moved: bool = True) -> None:
-        """Carry out what the owner decided; `moved` says that the request's stage may have changed."""
-        for effect in effects:
-            self._perform(effect)
-        if self._over:
-            return
-        if self.owner.done:
-            self._close(self.owner.error, "")
-        elif moved:
-            self.record.enter(self.owner.stage, self._clock.now())
+    def feed(self, decide: Callable[[], list[Effect]], *, moved: bool = True) -> None:
+        """Have the owner decide, and carry it out; `moved` says that the request's stage may have changed.
+
+        What cannot be digested ends this request, not the gateway with all others.
+        """
+        try:
+            for effect in decide():
+                self._perform(effect)
+            if self._over:
+                return
+            if self.owner.done:
+                self._close(self.owner.error, "")
+            elif moved:
+                self.record.enter(self.owner.stage, self._clock.now())
+        except Exception:
+            log.exception("request broke", request_id=self.generation.request)
+            self.abort("internal", GalleyError("something went wrong inside the gateway"))
 
     def time(self) -> None:
         """One of the deadlines may have passed."""

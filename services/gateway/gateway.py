@@ -7,16 +7,17 @@ and of text prompts.
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
 from common.clock import Clock
 from common.config import GatewaySettings
-from common.errors import ContextLengthExceeded, GalleyError, NoInstance, Overloaded
+from common.errors import ContextLengthExceeded, NoInstance, Overloaded
 from common.ids import IdSource, InstanceId, InstanceRef, RequestId
 from common.messages.cluster import MESSAGE_VERSION, Beat, GatewayBeat, InstanceInfo, RouterBeat, WorkerBeat
 from common.messages.generation import Abort
-from common.messages.stream import Frame, FrameItem
+from common.messages.stream import Frame
 from common.observability.metrics import GatewayMetrics
 from common.observability.timeline import RequestTimeline, Stage
 from common.runtime.bus import MessageBus
@@ -164,6 +165,7 @@ class Gateway:
                 if self._errands:
                     await asyncio.wait(self._errands, timeout=LAST_ERRANDS_S)
             finally:
+                self._end_all()  # also when cancelled: a stream shall say why it ends
                 self._tasks = None
                 for task in (*owned, *self._errands):
                     task.cancel()
@@ -181,6 +183,9 @@ class Gateway:
                     await self._idle.wait()
             except TimeoutError:
                 log.warning("drain timed out", requests=len(self._flows))
+        self._end_all()
+
+    def _end_all(self) -> None:
         for flow in list(self._flows.values()):
             flow.abort("shutdown", NoInstance("this gateway is shutting down", retry_after_s=1.0))
 
@@ -193,18 +198,10 @@ class Gateway:
         for item in frame.items:
             flow = self._flows.get(item.key.request)
             if flow is not None:
-                self._pass_on(flow, source, item)
+                flow.item(source, item)
             elif item.key.request not in self._recent:
                 abort = Abort(item.key, self._settings.request_timeout_s, "not_owned")
                 self._dispatcher.send_abort(SendAbort(source, abort))
-
-    def _pass_on(self, flow: RequestFlow, source: InstanceRef, item: FrameItem) -> None:
-        """An item that cannot be digested ends its own request, not the frame's others."""
-        try:
-            flow.item(source, item)
-        except Exception:
-            log.exception("item failed", request_id=item.key.request, source=source.instance)
-            flow.abort("internal", GalleyError("something went wrong inside the gateway"))
 
     def _on_beat(self, beat: Beat, _answer: Answer) -> None:
         self._members.on_beat(beat)
@@ -219,7 +216,7 @@ class Gateway:
             for ref in self.view.deaths(self._clock.now()):
                 log.warning("instance died", target=ref.instance, incarnation=ref.incarnation)
                 for flow in list(self._flows.values()):
-                    flow.feed(flow.owner.on_death(ref))
+                    flow.feed(partial(flow.owner.on_death, ref))
             needed = {ref for flow in self._flows.values() for ref in flow.owner.workers}
             for probe in self._members.liveness.probes(sorted(needed)):
                 self._spawn(probe)

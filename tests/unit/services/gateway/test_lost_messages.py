@@ -6,7 +6,9 @@ import pytest
 
 from common.errors import GalleyError
 from common.ids import RequestId
+from common.messages.generation import Accepted, Refused
 from common.messages.stream import FinishItem, TokensItem
+from services.gateway.owner import RequestOwner
 from tests.support.faulty import Faults
 from tests.support.scripted_cluster import (
     ScriptedCluster,
@@ -121,5 +123,26 @@ def test_an_item_that_cannot_be_digested_ends_its_own_request_only() -> None:
         assert text_of(await read(whole)) == "ab"
         with pytest.raises(GalleyError, match="inside the gateway"):
             await read(broken)
+
+    play(story)
+
+
+def test_an_answer_that_cannot_be_digested_ends_its_own_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(RequestOwner, "on_refused", break_down)
+
+    async def story(made: ScriptedCluster) -> None:
+        p, d = made.workers["p"], made.workers["d"]
+        p.answer = lambda _: Refused("full", "no")
+        with pytest.raises(GalleyError, match="inside the gateway"):
+            await read(made.gateway.submit(generation(made)))
+        p.answer = lambda _: Accepted()
+        whole = made.gateway.submit(generation(made))
+        _, job = await p.jobs.wait_for(2)
+        bind(p, job, d)
+        go_on(d, job, 2)
+        assert text_of(await read(whole)) == "ab"
 
     play(story)
