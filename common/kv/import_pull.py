@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections import deque
 
-from common.errors import KVPeerLost, KVTimeout, KVTransferError
+from common.errors import KVPeerLost, KVTimeout, KVTransferError, MessageInvalid
 from common.ids import BlockId
 from common.kv.buffer import KVBuffer
 from common.kv.import_link import ImportLink
@@ -97,10 +97,14 @@ class ImportPull:
             self._link.fence()
 
     def handle(self, message: WireMessage) -> None:
+        """Raises MessageInvalid."""
         if message.kind in REFUSALS:
             self._error = refused(message)
         elif message.kind is Kind.FINAL:
-            self._final = codec.decode(message.body, FinalResult)
+            final = codec.decode(message.body, FinalResult)
+            if not final.choices:
+                raise MessageInvalid("FINAL without a choice")
+            self._final = final
         elif message.kind is Kind.ACKED:
             self._acked = True
         self._changed.set()

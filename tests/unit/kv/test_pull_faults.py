@@ -8,6 +8,7 @@ import pytest
 from common.errors import KVMismatch, KVPeerLost, KVRevoked, KVTimeout, KVTransferError, KVUnknownLease
 from common.ids import BlockId, LeaseId
 from common.kv.transfer_token import TransferTokens
+from common.kv.wire import FinalResult
 from common.messages.handoff import KVHandoff, KVSource
 from tests.support.kv_pair import FINAL, KV_TIMEOUT_S, LAYOUT, SECRET, Pair, key, ref, running, virtual
 
@@ -341,4 +342,15 @@ async def test_a_broken_protocol_closes_the_endpoint() -> None:
         await endpoint.send(b"GET / HTTP/1.1\r\nHost: you\r\n\r\n", 0)
         await asyncio.sleep(0.1)
         assert not endpoint.alive
+        await still_works(pair)
+
+
+@virtual
+async def test_a_final_without_a_choice_is_none() -> None:
+    async with running() as pair:
+        lease = pair.prefill.lease(BLOCKS)
+        pair.prefill.exporter.finish(lease, FinalResult(()))
+        error = await refused(pair, pair.granted(lease, 40), KVPeerLost)
+        assert "FINAL without a choice" in error.message
+        pair.prefill.exporter.abort(key())
         await still_works(pair)
