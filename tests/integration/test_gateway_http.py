@@ -289,6 +289,27 @@ async def test_refusals(stage: Stage) -> None:
     assert stage.script.jobs == []
 
 
+async def test_a_body_that_cannot_be_unpacked_closes_its_connection(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        squeezed = {"Content-Encoding": "gzip"}
+        assert error_of(await stage.post("/v1/completions", b"no gzip", **squeezed), 400)
+        assert (await stage.complete())[0] == 200
+    assert caplog.records == []
+
+
+async def test_refusals_are_counted(stage: Stage) -> None:
+    await stage.post("/v1/completions", b"{")
+    await stage.complete(prompt="x" * 5000)
+    await stage.chat(temperature=-1)
+    await stage.complete()
+    counted = {
+        status: stage.made.gateway.metrics.requests(status)._value.get() for status in ("ok", "rejected")
+    }
+    assert counted == {"ok": 1, "rejected": 3}
+
+
 async def test_nobody_serves(stage: Stage) -> None:
     stage.made.routes = [Rejected("no_decode", "no decode instance serves", 1.5)]
     async with stage.http.post(

@@ -187,7 +187,7 @@ class ScriptedCluster:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             await self._transport.connect()
-            gateway = tasks.create_task(self.gateway.run(stopping))
+            self.serving = tasks.create_task(self.gateway.run(stopping))
             self._peers.append(tasks.create_task(self.route()))
             p, d = self.worker("p", "prefill"), self.worker("d", "decode")
             self.routes = [Route(p.ref, d.ref)]
@@ -195,7 +195,7 @@ class ScriptedCluster:
             yield
             assert self.gateway.num_in_flight == 0
             stopping.set()
-            await gateway
+            await asyncio.wait([self.serving])
             for peer in self._peers:
                 peer.cancel()
 

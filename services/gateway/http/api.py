@@ -4,7 +4,8 @@ Knows nothing of routing, workers and retries.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -75,21 +76,23 @@ class OpenAIApi:
         return json_response(self._card())
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        ask = await self._parse(request, ChatRequest)
-        messages = [message.for_template() for message in ask.messages]
-        prompt_ids = await self._tokenizers.encode_chat(messages)
-        generation = self._generation(request, ask, [prompt_ids], "messages")
+        with self._counting_refusals():
+            ask = await self._parse(request, ChatRequest)
+            messages = [message.for_template() for message in ask.messages]
+            prompt_ids = await self._tokenizers.encode_chat(messages)
+            generation = self._generation(request, ask, [prompt_ids], "messages")
         head = self._head(f"chatcmpl-{generation.request}")
         bytes_of = self._tokenizers.tokenizer.bytes_of
         shape = ChatShape(head, bytes_of, logprobs=ask.logprobs, token_ids=ask.return_token_ids)
         return await self._answer(request, ask, generation, shape)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        ask = await self._parse(request, CompletionRequest)
-        texts = [prompt for prompt in ask.prompt if isinstance(prompt, str)]
-        encoded = iter(await self._tokenizers.encode(texts) if texts else [])
-        prompts = [next(encoded) if isinstance(prompt, str) else prompt for prompt in ask.prompt]
-        generation = self._generation(request, ask, prompts, "prompt")
+        with self._counting_refusals():
+            ask = await self._parse(request, CompletionRequest)
+            texts = [prompt for prompt in ask.prompt if isinstance(prompt, str)]
+            encoded = iter(await self._tokenizers.encode(texts) if texts else [])
+            prompts = [next(encoded) if isinstance(prompt, str) else prompt for prompt in ask.prompt]
+            generation = self._generation(request, ask, prompts, "prompt")
         shape = CompletionShape(
             self._head(f"cmpl-{generation.request}"),
             self._tokenizers.tokenizer.bytes_of,
@@ -97,6 +100,15 @@ class OpenAIApi:
             token_ids=ask.return_token_ids,
         )
         return await self._answer(request, ask, generation, shape)
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        """Count what never becomes a request of the gateway's; those count themselves."""
+        try:
+            yield
+        except (GalleyError, web.HTTPException):
+            self._gateway.metrics.requests("rejected").inc()
+            raise
 
     # --- from a body to a generation --------------------------------------------------------------
 
@@ -143,7 +155,8 @@ class OpenAIApi:
     async def _answer(
         self, request: web.Request, ask: SamplingFields, generation: Generation, shape: Shape
     ) -> web.StreamResponse:
-        reply = self._gateway.submit(generation)
+        with self._counting_refusals():
+            reply = self._gateway.submit(generation)
         try:
             if ask.stream:
                 return await self._stream(request, ask, reply, shape)

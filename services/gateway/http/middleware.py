@@ -53,6 +53,8 @@ def label_requests(ids: IdSource) -> Middleware:
             response = error_response(GalleyError("something went wrong inside the gateway"))
         if not response.prepared:
             response.headers["X-Request-Id"] = label
+        if request.content.exception() is not None:
+            response.force_close()  # where the next request would begin is not known
         return response
 
     return middleware
@@ -81,6 +83,7 @@ async def read_body(request: web.Request) -> bytes:
     except TimeoutError:
         raise InvalidRequest(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
     except Exception as error:  # broken chunks or a broken Content-Encoding
+        request.content.feed_eof()  # else aiohttp goes on reading, and fails
         raise InvalidRequest(f"the body cannot be read: {error}") from error
 
 

@@ -95,7 +95,7 @@ def test_weights_that_are_missing_or_cut_short_are_told_so(size: int | None, tmp
         weights.unlink()
     else:
         weights.write_bytes(weights.read_bytes()[:size])
-    with pytest.raises(ConfigError, match="weights .* cannot be read"):
+    with pytest.raises(ConfigError, match=r"weights .* cannot be read"):
         load_model(tmp_path, "float32", "cpu")
 
 

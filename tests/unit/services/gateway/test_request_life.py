@@ -242,3 +242,14 @@ def test_readiness_says_what_is_missing() -> None:
         made.hub.start()
 
     play(story)
+
+
+def test_a_gateway_that_is_cancelled_tells_its_readers() -> None:
+    async def story(made: ScriptedCluster) -> None:
+        reply = made.gateway.submit(generation(made))
+        await made.workers["p"].jobs.wait_for(1)
+        made.serving.cancel()
+        with pytest.raises(NoInstance, match="shutting down"):
+            await read(reply)
+
+    play(story)
