@@ -280,8 +280,7 @@ class UcxTransport:
             return
         self._closed = True
         self._listener = None
-        for endpoint in list(self._endpoints):
-            await endpoint.close()
+        await asyncio.gather(*(endpoint.close() for endpoint in list(self._endpoints)))
         while self._tasks:
             await asyncio.wait(self._tasks)
         self._progress.close()
@@ -304,6 +303,8 @@ class UcxTransport:
             await self._on_endpoint(endpoint)
         except KVTransferError as error:
             _log.info("KV peer did not get through", error=error.message)
+        except Exception:
+            _log.exception("serving a KV peer failed")  # costs that peer its endpoint, nobody else
         finally:
             await endpoint.close()
 

@@ -75,10 +75,13 @@ class RequestFlow:
         plain = isinstance(item, TokensItem) and self.record.stage == "decoding"
         self.feed(partial(self.owner.on_item, source, item), moved=not plain)
 
-    def feed(self, decide: Callable[[], list[Effect]], *, moved: bool = True) -> None:
+    def feed(
+        self, decide: Callable[[], list[Effect]], *, moved: bool = True, ended_by: AbortReason | None = None
+    ) -> None:
         """Have the owner decide, and carry it out; `moved` says that the request's stage may have changed.
 
-        What cannot be digested ends this request, not the gateway with all others.
+        `ended_by` is why, if this ends the request without an answer. What cannot be digested ends this
+        request, not the gateway with all others.
         """
         try:
             for effect in decide():
@@ -86,7 +89,7 @@ class RequestFlow:
             if self._over:
                 return
             if self.owner.done:
-                self._close(self.owner.error, "")
+                self._close(self.owner.error, ended_by or "")
             elif moved:
                 self.record.enter(self.owner.stage, self._clock.now())
         except Exception:
@@ -95,10 +98,7 @@ class RequestFlow:
 
     def time(self) -> None:
         """One of the deadlines may have passed."""
-        for effect in self.owner.on_time():
-            self._perform(effect)
-        if self.owner.done and not self._over:
-            self._close(self.owner.error, "deadline")
+        self.feed(self.owner.on_time, moved=False, ended_by="deadline")
 
     def abort(self, reason: AbortReason, error: GalleyError | None = None) -> None:
         """End the request for a reason outside of it; the reader gets `error` if it still reads."""
