@@ -48,7 +48,7 @@ class EngineSink(Protocol):
         ...
 
     def failed(self, seq: Sequence, error: GalleyError) -> None:
-        """The sequence is gone without a finish: its step failed or the engine closed."""
+        """The sequence is gone without a finish: its step or itself failed, or the engine closed."""
         ...
 
 
@@ -124,7 +124,11 @@ class Engine:
         rows = [self.scheduler.find(row.seq) for row in plan.rows]
         outputs = self.scheduler.complete(plan, result)
         for computed in rows:
-            if computed is not None:
+            if computed is None:
+                continue
+            if (failure := result.failed.get(computed.id)) is not None:
+                self._sink.failed(computed, failure)
+            else:
                 self._sink.progressed(computed)
         if outputs:
             self._sink.stepped(outputs)

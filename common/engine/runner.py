@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from common.errors import GalleyError
 from common.ids import BlockId, SequenceId
 from common.kv.buffer import KVBuffer
 from common.kv.layout import KVLayout
@@ -43,10 +44,14 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """One step. `step` numbers plans from 1; rows are in scheduling order. Never empty."""
+    """One step. `step` numbers plans from 1; rows are in scheduling order. Never empty.
+
+    `gone` names sequences that ended since the plan before: what is kept for them may be dropped.
+    """
 
     step: int
     rows: tuple[PlanRow, ...]
+    gone: tuple[SequenceId, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -55,16 +60,23 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
+    """`ends`: the sequence's grammar is complete with this token, so that nothing can follow."""
+
     token: int
     logprobs: TokenLogprobs | None = None
+    ends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`tokens` has an entry for every row of the plan that was to be sampled."""
+    """`tokens` has an entry for every row of the plan that was to be sampled, but for those in `failed`.
+
+    `failed` names sequences that cannot go on, each by no fault of the others of its step.
+    """
 
     step: int
     tokens: dict[SequenceId, SampledToken] = field(default_factory=dict)
+    failed: dict[SequenceId, GalleyError] = field(default_factory=dict)
 
 
 class ModelRunner(Protocol):

@@ -5,6 +5,7 @@ Knows nothing of scheduling; a plan comes in, KV is written to the pool, sampled
 
 import mmap
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -15,10 +16,12 @@ from torch import Tensor
 from common import model_files
 from common.engine.attention import PagedPool, PagedStep
 from common.engine.capacity import CPU_POOL_LIMIT, available_memory, num_blocks_for
+from common.engine.grammar import GrammarCompiler
 from common.engine.loading import LoadedModel, load_model, pick_device, torch_dtype
-from common.engine.runner import BatchPlan, PlanRow, StepResult
+from common.engine.matchers import Matchers
+from common.engine.runner import BatchPlan, PlanRow, SampledToken, StepResult
 from common.engine.sampler import sample
-from common.errors import ConfigError, StepFailed
+from common.errors import ConfigError, GalleyError, InvalidRequest, StepFailed
 from common.ids import BlockId, SequenceId
 from common.kv.buffer import Buffer
 from common.kv.layout import KVLayout
@@ -58,6 +61,7 @@ class TorchRunner:
         self._model = load_model(directory, dtype, device)
         self._max_model_len = _context(directory, max_model_len)
         self._eos = model_files.eos_token_ids(directory)
+        self._matchers = Matchers(GrammarCompiler(directory, self._model.vocab_size, self._eos))
         self._weights = f"{model_files.weights_fingerprint(directory)}-{self._model.dtype}"
         self._layout = _layout_of(self._model, block_size)
         if num_blocks is None:
@@ -107,17 +111,37 @@ class TorchRunner:
     @torch.inference_mode()
     def execute(self, plan: BatchPlan) -> StepResult:
         """One forward pass over all rows, then sampling. Raises StepFailed."""
+        self._matchers.forget(plan.gone)
         try:
             step = PagedStep(self._pool, plan.rows)
             packed = [plan.rows[i] for i in step.order]
             sampled = [(end - 1, row) for end, row in zip(step.ends, packed, strict=True) if row.sample]
             wanted = torch.tensor([last for last, _ in sampled], dtype=torch.long, device=self._pool.device)
-            rows = [row for _, row in sampled]
             logits = self._model.logits(step, wanted)
-            tokens = sample(logits, rows, self._eos) if rows else []
+            tokens, failed = self._sample(logits, [row for _, row in sampled])
         except (RuntimeError, ValueError, IndexError) as error:
             raise StepFailed(f"step {plan.step}: {error}") from error
-        return StepResult(plan.step, {row.seq: token for row, token in zip(rows, tokens, strict=True)})
+        return StepResult(plan.step, tokens, failed)
+
+    def _sample(
+        self, logits: Tensor, rows: list[PlanRow]
+    ) -> tuple[dict[SequenceId, SampledToken], dict[SequenceId, GalleyError]]:
+        """A token for each row, but for those whose grammar cannot go on."""
+        masks, failed = self._matchers.masks(rows)  # on a GPU while it still computes the logits
+        tokens: dict[SequenceId, SampledToken] = {}
+        sampled = sample(logits, rows, self._eos, masks) if rows else []
+        for row, token in zip(rows, sampled, strict=True):
+            if row.seq in failed:
+                continue
+            tokens[row.seq] = token
+            if row.sampling.grammar:
+                try:
+                    ends = self._matchers.advance(row.seq, token.token)
+                    tokens[row.seq] = replace(token, ends=ends)
+                except InvalidRequest as error:
+                    failed[row.seq] = error
+                    del tokens[row.seq]
+        return tokens, failed
 
     def warm_up(self) -> float:
         """Run a prefill and a small decode batch, so that the first request does not pay for first times.

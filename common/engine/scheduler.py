@@ -103,6 +103,7 @@ class Scheduler:
         self._waiting: list[_Entry] = []
         self._running: list[_Entry] = []
         self._outstanding: dict[int, BatchPlan] = {}
+        self._gone: list[SequenceId] = []
         self._step = 0
         self.admitted: tuple[Sequence, ...] = ()
         """Sequences that the last plan() gave their first blocks."""
@@ -187,13 +188,17 @@ class Scheduler:
         if not rows:
             return None
         self._step += 1
-        plan = self._outstanding[self._step] = BatchPlan(self._step, tuple(rows))
+        plan = self._outstanding[self._step] = BatchPlan(self._step, tuple(rows), tuple(self._gone))
+        self._gone.clear()
         return plan
 
     def complete(self, plan: BatchPlan, result: StepResult) -> list[StepOutput]:
-        """Take in what an outstanding plan computed; outputs in the order of its rows."""
+        """Take in what an outstanding plan computed; outputs in the order of its rows. Drops the failed."""
         outputs = []
         for entry, row in self._land(plan):
+            if row.seq in result.failed:
+                self._drop(entry)
+                continue
             entry.seq.num_computed = row.start + row.count
             self._tables.register(entry.seq)
             if row.sample:
@@ -296,7 +301,7 @@ class Scheduler:
     def _extend(self, entry: _Entry, sampled: SampledToken) -> StepOutput:
         seq = entry.seq
         seq.tokens.append(sampled.token)
-        finish = self._limits.finish(seq)
+        finish = "stop" if sampled.ends else self._limits.finish(seq)
         handed_over = seq.hand_over and finish is None
         if finish is not None or handed_over:
             self._drop(entry)
@@ -308,6 +313,7 @@ class Scheduler:
 
     def _drop(self, entry: _Entry) -> None:
         del self._entries[entry.seq.id]
+        self._gone.append(entry.seq.id)
         (self._waiting if entry.state is _State.WAITING else self._running).remove(entry)
         self._tables.release(entry.seq)
 

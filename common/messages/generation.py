@@ -26,6 +26,7 @@ class SamplingParams:
     `max_tokens` and `min_tokens` count output tokens from the start of the request, not of the attempt.
     `logprobs` is None for none, else how many of the best alternatives to report (0: only the chosen).
     `logit_bias` and `stop_token_ids` name token ids. `seed` is always set: the gateway draws one.
+    `grammar` is what the output must follow, as llguidance's grammar JSON; "" for anything.
     """
 
     max_tokens: int
@@ -42,6 +43,7 @@ class SamplingParams:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True)

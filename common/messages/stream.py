@@ -67,7 +67,10 @@ class DecodingItem:
 
 @dataclass(frozen=True, slots=True)
 class FinishItem:
-    """The choice is complete with `num_tokens` output tokens in all; the last may be an EOS or stop id."""
+    """The choice is complete with `num_tokens` output tokens in all.
+
+    With reason "stop", `stop_token` is the last of them: an EOS, a stop id, or what completed the grammar.
+    """
 
     KIND: ClassVar[str] = "finish"
     key: AttemptKey

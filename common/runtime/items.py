@@ -11,7 +11,10 @@ def tokens_item(output: StepOutput, prefill: PrefillStats | None = None) -> Toke
 
 
 def finish_item(output: StepOutput) -> FinishItem:
-    """The item for a sequence's last token, whose `finish` is set; only an EOS or stop id makes it "stop"."""
+    """The item for a sequence's last token, whose `finish` is set.
+
+    "stop" comes of an EOS, a stop id, or a token that completes the grammar.
+    """
     assert output.finish is not None
     stop_token = output.token if output.finish == "stop" else None
     return FinishItem(output.seq.key, output.finish, output.index + 1, stop_token)

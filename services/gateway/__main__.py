@@ -5,6 +5,7 @@ import sys
 
 from common import model_files
 from common.config import GatewaySettings, load
+from common.engine.grammar import GrammarCompiler
 from common.messages.subjects import Subjects
 from common.observability.http import serve_http
 from common.observability.metrics import GatewayMetrics
@@ -20,7 +21,8 @@ from services.gateway.tokenizing import ModelTokenizer, TokenizerPool, Vocabular
 async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
     """Tokenizer first, because nothing can be said without it; then HTTP; then the bus."""
     vocabulary = await asyncio.to_thread(read_vocabulary, settings)
-    tokenizers = TokenizerPool(vocabulary.tokenizer, vocabulary.max_model_len)
+    grammars = await asyncio.to_thread(read_grammars, settings, vocabulary)
+    tokenizers = TokenizerPool(vocabulary.tokenizer, vocabulary.max_model_len, grammars=grammars)
     bus = MessageBus(NatsTransport(settings.nats_url, name=settings.instance), Subjects(settings.cluster))
     gateway = Gateway(
         ref=unique_ref(context.ref),
@@ -67,6 +69,12 @@ def read_vocabulary(settings: GatewaySettings) -> Vocabulary:
         max_model_len=min(settings.max_model_len or longest, longest),
         model=settings.model_name,
     )
+
+
+def read_grammars(settings: GatewaySettings, vocabulary: Vocabulary) -> GrammarCompiler:
+    """Checks grammars as the workers' own will compile them. Takes part of a second."""
+    directory = model_files.resolve(settings.model, settings.cache_path)
+    return GrammarCompiler(directory, vocabulary.tokenizer.vocab_size, sorted(vocabulary.eos_ids))
 
 
 def main() -> None:

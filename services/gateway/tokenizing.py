@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from common.engine.grammar import GrammarCompiler
 from common.errors import ConfigError, ContextLengthExceeded, InvalidRequest, Overloaded
 from services.gateway.token_bytes import token_bytes
 
@@ -128,13 +129,23 @@ def _load(directory: Path) -> Any:
 
 
 class TokenizerPool:
-    """Runs tokenizing in `threads` threads; at most `max_waiting` calls wait, more are refused."""
+    """Runs tokenizing in `threads` threads; at most `max_waiting` calls wait, more are refused.
+
+    Without `grammars` every grammar is refused.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, max_model_len: int, *, threads: int = 2, max_waiting: int = 1024
+        self,
+        tokenizer: Tokenizer,
+        max_model_len: int,
+        *,
+        grammars: GrammarCompiler | None = None,
+        threads: int = 2,
+        max_waiting: int = 1024,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
+        self._grammars = grammars
         self._max_waiting = max_waiting
         self._waiting = 0
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
@@ -154,6 +165,16 @@ class TokenizerPool:
         if self._max_chars is not None and chars > self._max_chars:
             raise too_long(f"{chars} characters", self.max_model_len, "messages")
         return await self._run(lambda: self.tokenizer.encode_chat(messages))
+
+    async def check_grammar(self, grammar: str, param: str) -> None:
+        """Raises InvalidRequest that blames `param` when this model cannot follow the grammar."""
+        if self._grammars is None:
+            raise InvalidRequest(f"{param}: structured output is not supported here", param=param)
+        compiler = self._grammars
+        try:
+            await self._run(lambda: compiler.check(grammar))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{param}: {error.message}", param=param) from error
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

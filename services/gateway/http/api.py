@@ -121,7 +121,10 @@ class OpenAIApi:
             ask.check(self._tokenizers.tokenizer.vocab_size)
             return ask
 
-        return parse() if len(body) <= PARSE_INLINE else await asyncio.to_thread(parse)
+        ask = parse() if len(body) <= PARSE_INLINE else await asyncio.to_thread(parse)
+        if ask.constraint is not None:
+            await self._tokenizers.check_grammar(ask.constraint.grammar, ask.constraint.param)
+        return ask
 
     def _check_model(self, name: str) -> None:
         if name != self._model:

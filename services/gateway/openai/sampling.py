@@ -4,6 +4,7 @@ Knows nothing of prompts, answers and HTTP.
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
@@ -11,6 +12,14 @@ from pydantic import Field, PlainValidator
 from common.errors import InvalidRequest
 from common.messages.generation import SamplingParams
 from services.gateway.openai.base import OpenAIModel, only
+from services.gateway.openai.structured import (
+    Choices,
+    Constraint,
+    Expression,
+    ResponseFormat,
+    StructuredOutputs,
+    constraint_of,
+)
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
@@ -54,10 +63,6 @@ class StreamOptions(OpenAIModel):
     include_obfuscation: Annotated[bool, only(False)] | None = None
 
 
-class ResponseFormat(OpenAIModel):
-    type: Annotated[str, only("text")]
-
-
 class SamplingFields(OpenAIModel):
     """Fields of both endpoints; extensions to OpenAI's are named as vLLM names them."""
 
@@ -85,8 +90,11 @@ class SamplingFields(OpenAIModel):
     priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] = 0
     cache_salt: Annotated[str, Field(max_length=256)] = ""
     return_token_ids: bool = False
-    # Known, but not supported: they pass where they ask for nothing.
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_choice: Choices | None = None
+    guided_regex: Expression | None = None
+    # Known, but not supported: they pass where they ask for nothing.
     skip_special_tokens: Annotated[bool, only(True)] = True
     service_tier: Annotated[str, only("auto", "default")] = "auto"
     store: Annotated[bool, only(False)] = False
@@ -111,8 +119,16 @@ class SamplingFields(OpenAIModel):
         """Alternatives to report per token; None for no logprobs at all."""
         return None
 
+    @cached_property
+    def constraint(self) -> Constraint | None:
+        """What the output must look like. Raises InvalidRequest."""
+        return constraint_of(
+            self.response_format, self.structured_outputs, self.guided_choice, self.guided_regex
+        )
+
     def check(self, vocab_size: int) -> None:
-        """What no single field tells. Raises InvalidRequest."""
+        """What no single field tells, but for what only a compiled grammar does. Raises InvalidRequest."""
+        _ = self.constraint
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options goes with stream: true only", param="stream_options")
         if self.output_limit is not None and self.min_tokens > self.output_limit:
@@ -138,6 +154,7 @@ class SamplingFields(OpenAIModel):
             ignore_eos=self.ignore_eos,
             stop_token_ids=self.stop_token_ids,
             logprobs=self.num_logprobs,
+            grammar=self.constraint.grammar if self.constraint else "",
         )
 
 

@@ -4,17 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Seq
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from common.clock import LoopClock
 from common.engine.engine import Engine
 from common.engine.executor import FakeExecutor, ThreadExecutor
-from common.engine.runner import BatchPlan, StepExecutor
+from common.engine.runner import BatchPlan, StepExecutor, StepResult
 from common.engine.runner_fake import FakeModel, FakeRunner
 from common.engine.scheduler import StepOutput
 from common.engine.sequence import Sequence
-from common.errors import GalleyError, StepFailed, WorkerFailed
+from common.errors import GalleyError, InvalidRequest, StepFailed, WorkerFailed
 from common.ids import BlockId, SequenceId
 from tests.support.leaks import assert_pool_idle
 from tests.support.sequences import greedy, make_scheduler, make_sequence
@@ -206,5 +207,36 @@ def test_close_after_a_cancelled_run_frees_the_plan_it_left() -> None:
         await engine.close()
         assert isinstance(sink.errors[1], WorkerFailed)
         assert_pool_idle(engine.scheduler.pool)
+
+    run_virtual(main())
+
+
+class Picky:
+    """A runner that cannot go on with sequence 0."""
+
+    def __init__(self, inner: FakeRunner) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def execute(self, plan: BatchPlan) -> StepResult:
+        result = self._inner.execute(plan)
+        lost = [row.seq for row in plan.rows if row.seq == 0]
+        tokens = {seq: token for seq, token in result.tokens.items() if seq not in lost}
+        return StepResult(plan.step, tokens, {seq: InvalidRequest("no way on") for seq in lost})
+
+
+def test_a_sequence_that_fails_costs_no_other() -> None:
+    async def main() -> None:
+        sink = Recorder()
+        async with running(sink, FakeExecutor(Picky(FakeRunner(MODEL, 16)), lambda plan: 0.01)) as engine:
+            for number in (0, 1):
+                engine.add(make_sequence(number, [1] * 5))
+            await sink.end(0).wait()
+            await sink.end(1).wait()
+            assert isinstance(sink.errors[0], InvalidRequest)
+            assert len(sink.tokens[1]) == 8
+            assert 0 not in sink.tokens
 
     run_virtual(main())

@@ -8,7 +8,7 @@ from common.engine.policy import DecodeFirst, PrefillFirst
 from common.engine.runner import BatchPlan, SampledToken, StepResult
 from common.engine.runner_fake import FakeModel, FakeRunner
 from common.engine.scheduler import Scheduler, StepOutput
-from common.errors import ContextLengthExceeded, InvalidRequest, PoolExhausted
+from common.errors import ContextLengthExceeded, GalleyError, InvalidRequest, PoolExhausted
 from common.ids import SequenceId
 from tests.support.leaks import assert_pool_idle
 from tests.support.sequences import greedy, make_scheduler, make_sequence
@@ -289,3 +289,32 @@ def test_horizon_sees_lengths_blocks_and_company() -> None:
     step(scheduler)
     scheduler.add(make_sequence(2, [1] * 10))
     assert scheduler.horizon() == 6  # then both want a second block and one is free
+
+
+def test_a_sequence_ends_with_stop_where_its_grammar_is_complete() -> None:
+    scheduler = make_scheduler(MODEL, 8)
+    scheduler.add(make_sequence(0, [1] * 4, replace(greedy(8), min_tokens=5)))
+    plan = scheduler.plan()
+    assert plan is not None
+    (output,) = scheduler.complete(plan, StepResult(plan.step, {SequenceId(0): SampledToken(7, ends=True)}))
+    assert (output.finish, output.handed_over) == ("stop", False)
+    assert scheduler.is_empty
+
+
+def test_a_failed_sequence_is_dropped_and_the_next_plan_tells_who_is_gone() -> None:
+    scheduler = make_scheduler(MODEL, 8)
+    for number in (0, 1):
+        scheduler.add(make_sequence(number, [1] * 4))
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.gone == ()
+    failed: dict[SequenceId, GalleyError] = {SequenceId(0): InvalidRequest("no")}
+    result = StepResult(plan.step, {SequenceId(1): SampledToken(7)}, failed)
+    assert [output.seq.id for output in scheduler.complete(plan, result)] == [1]
+    after = scheduler.plan()
+    assert after is not None
+    assert after.gone == (0,)
+    scheduler.abort(SequenceId(1))
+    scheduler.complete(after, result_of(after))
+    assert scheduler.is_empty
+    assert_pool_idle(scheduler.pool)

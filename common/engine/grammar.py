@@ -1,0 +1,76 @@
+"""What a grammar means in one model's tokens: compiling it, or saying why that cannot be.
+
+A thin layer over llguidance. Needs the model's tokenizer.json and no torch, so that the gateway refuses
+by the same rules what a worker would refuse. Knows nothing of sequences and of requests' fields.
+"""
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+
+from common.errors import InvalidRequest
+
+MAX_CHARS: Final = 1 << 18
+"""Longest grammar that is looked at."""
+
+_LIMITS: Final = LLParserLimits(initial_lexer_fuel=200_000, verbose_errors=False)
+"""A fifth of llguidance's default: no expression may hold the model's thread for more than some 100 ms."""
+
+
+class GrammarCompiler:
+    """Makes matchers, each at its grammar's start. Thread-safe; the matchers are not.
+
+    `vocab_size` is the width of the model's logits. Without a tokenizer.json that can be read, every
+    grammar is refused.
+    """
+
+    def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Seq[int]) -> None:
+        self._vocab_size = vocab_size
+        self._tokenizer = _read(directory / "tokenizer.json", vocab_size, list(eos_token_ids))
+        known = self._tokenizer.vocab_size if self._tokenizer else vocab_size
+        self.mask_words = (known + 31) // 32
+        """32-bit words of a mask; its bits beyond the model's vocabulary mean nothing."""
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """Raises InvalidRequest for what is no grammar, or one that is too complex."""
+        if self._tokenizer is None:
+            raise InvalidRequest("structured output is not supported: this model has no tokenizer.json")
+        if len(grammar) > MAX_CHARS:
+            raise InvalidRequest(f"{len(grammar)} characters are too many for a grammar")
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise InvalidRequest(explain(matcher))
+        return matcher
+
+    def check(self, grammar: str) -> None:
+        """As `compile`; also tries the first mask, which is where most limits are met."""
+        matcher = self.compile(grammar)
+        fill(matcher, np.empty(self.mask_words, np.int32))
+        if matcher.is_error():
+            raise InvalidRequest(explain(matcher))
+
+
+def fill(matcher: LLMatcher, bits: NDArray[np.int32]) -> None:
+    """Set bit i of `bits` where token i may come next; only EOS where nothing else may."""
+    matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+
+
+def explain(matcher: LLMatcher) -> str:
+    """Why `matcher` is in error, in a line."""
+    return " ".join(matcher.get_error().split("<state>")[0].split())[:300]
+
+
+def _read(path: Path, vocab_size: int, eos: list[int]) -> LLTokenizer | None:
+    if not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8")
+    for width in (vocab_size, None):
+        try:
+            return LLTokenizer(text, n_vocab=width, eos_token=eos or None)
+        except ValueError:
+            continue  # more tokens than the model has logits, or a tokenizer of a kind it does not know
+    return None
