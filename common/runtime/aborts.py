@@ -22,19 +22,28 @@ async def abort_until_answered(
     target: InstanceRef,
     abort: Abort,
 ) -> None:
-    """Send `abort` every 0.5 s until the target answers, is gone, or the request's time is over.
+    """Send `abort` every 0.5 s until the target answers, is another incarnation, or the time is over.
 
-    Never raises: when this returns, the target holds nothing of the attempt or soon notices by itself.
+    Who seems dead is told when it comes back: it may still hold what was taken from it. Never raises: when
+    this returns, the target holds nothing of the attempt or soon notices by itself.
     """
     until = clock.now() + abort.time_left_s
-    while view.state(target) != "dead" and clock.now() < until:
+    while clock.now() < until:
+        known = view.get(target) is not None
+        if view.state(target) == "dead":
+            if not known:
+                return
+            await asyncio.sleep(REPEAT_S)
+            continue
         try:
             await bus.request(bus.subjects.abort(target.instance), abort, Accepted, timeout_s=REPEAT_S)
             return
-        except NoResponders:
-            return
         except ControlTimeout:
             continue
+        except NoResponders:
+            if not known:
+                return
+            await asyncio.sleep(REPEAT_S)
         except (ControlDisconnected, MessageInvalid):
             await asyncio.sleep(REPEAT_S)
         except ControlError:

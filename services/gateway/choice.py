@@ -190,8 +190,8 @@ class ChoiceLife:
         if self.done or not self._attempt.depends_on(ref):
             return []
         self._excluded.gone(ref)
-        others = tuple(worker for worker in self._attempt.workers if worker != ref)
-        return self._retry(WorkerFailed(f"{ref.instance} died"), others)
+        # The dead one too: it may come back and still hold the attempt.
+        return self._retry(WorkerFailed(f"{ref.instance} died"), self._attempt.workers)
 
     def end(self, reason: AbortReason) -> list[Effect]:
         """Stop here, whoever decided it; every worker of the attempt is told. Idempotent."""

@@ -47,6 +47,27 @@ def test_a_worker_that_hangs_is_left_after_three_seconds(victim: str) -> None:
     run_virtual(main())
 
 
+def test_a_prefill_that_comes_back_from_the_dead_lets_go_of_what_was_taken_from_it() -> None:
+    """Its leases wait for room at a living decode, and nobody but the gateway knows that they are moot."""
+    prompts = [[(n + 3 * i) % MODEL.vocab_size for i in range(300)] for n in range(8)]
+    sampling = SamplingParams(max_tokens=200, seed=5)
+
+    async def main() -> None:
+        cluster = SimCluster(prefill=2, decode=1)
+        cluster.pools["decode-0"] = 44  # for two of them
+        async with cluster.running():
+            asking = asyncio.ensure_future(cluster.ask_all(prompts, sampling))
+            await asyncio.sleep(1)
+            lost = cluster.workers["prefill-0"]
+            assert lost.host.worker.held
+            lost.control.disconnect()
+            await asyncio.sleep(5)
+            lost.control.reconnect()
+            assert await asking == [MODEL.expected_tokens(prompt, sampling) for prompt in prompts]
+
+    run_virtual(main())
+
+
 def test_when_nobody_is_left_every_client_hears_it() -> None:
     async def main() -> None:
         async with SimCluster(prefill=1, decode=1).running() as cluster:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,9 @@ from common.routing.cluster_view import ClusterView
 from common.runtime.aborts import abort_until_answered
 from common.runtime.bus import MessageBus, Reply
 from common.transport.memory import MemoryHub
+from tests.support.fleet import worker_beat
 from tests.support.virtual_loop import run_virtual
+from tests.support.waiting import Collector
 
 TARGET = InstanceRef(InstanceId("d1"), Incarnation("i1"))
 ABORT = Abort(AttemptKey(RequestId("r"), 1, 0), 3.0, "client")
@@ -74,3 +77,47 @@ def test_how_long_an_abort_is_repeated(
     answer: Callable[[int, Reply], None] | None, outcome: tuple[float, int]
 ) -> None:
     assert run_virtual(aborting(answer)) == outcome
+
+
+def test_one_that_comes_back_from_the_dead_is_told() -> None:
+    async def main() -> None:
+        hub, loop = MemoryHub(), asyncio.get_running_loop()
+        ours, theirs = (MessageBus(hub.client(), Subjects("test")) for _ in range(2))
+        await ours.connect()
+        await theirs.connect()
+        clock = LoopClock(loop)
+        view = ClusterView(clock)
+        view.observe(worker_beat("d1"))
+        view.note_gone(TARGET)
+        abort = replace(ABORT, time_left_s=60.0)
+        aborting = asyncio.ensure_future(abort_until_answered(ours, view, clock, TARGET, abort))
+        await asyncio.sleep(5)
+        heard: Collector[Abort] = Collector()
+
+        def hear(told: Abort, reply: Reply) -> None:
+            heard.add(told)
+            reply(Accepted())
+
+        await theirs.subscribe(theirs.subjects.abort(TARGET.instance), hear, Abort)
+        await asyncio.sleep(5)
+        assert heard.items == []
+        view.observe(worker_beat("d1"))
+        await aborting
+        assert heard.items == [abort]
+
+    run_virtual(main())
+
+
+def test_nobody_tells_an_incarnation_that_was_replaced() -> None:
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        bus = MessageBus(MemoryHub().client(), Subjects("test"))
+        await bus.connect()
+        view = ClusterView(LoopClock(loop))
+        view.observe(worker_beat("d1"))
+        view.observe(worker_beat("d1", incarnation="i2"))
+        await abort_until_answered(bus, view, LoopClock(loop), TARGET, ABORT)
+        return loop.time() - started
+
+    assert run_virtual(main()) == 0.0
