@@ -34,6 +34,8 @@ from common.runtime.micro import MicroService
 LISTEN_S = 0.6
 """How long a new router hears beats before it answers: three beats of everybody."""
 
+_PARTNER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
+
 log = structlog.get_logger()
 
 
@@ -126,11 +128,25 @@ class RouterService:
 
     def _on_beat(self, beat: Beat, _reply: Reply) -> None:
         ref = beat.info.ref
-        if self._view.state(ref) == "unknown":
+        new = self._view.state(ref) == "unknown"
+        self._view.observe(beat)
+        if new:
             log.info(
                 "instance appeared", target=ref.instance, incarnation=ref.incarnation, kind=beat.info.role
             )
-        self._view.observe(beat)
+            if strangers := self._strangers(beat.info):
+                log.warning(
+                    "KV layout or weights differ, no pair of these is used",
+                    target=ref.instance,
+                    others=strangers,
+                )
+
+    def _strangers(self, info: InstanceInfo) -> list[str]:
+        """Instances of the other worker role that KV of `info` cannot go to or come from."""
+        other = _PARTNER.get(info.role)
+        if other is None:
+            return []
+        return [one.ref.instance for one in self._view.instances(other) if not pairable(info, one.info)]
 
     def _on_route(self, request: RouteRequest, reply: Reply) -> None:
         answer = self._router.route(request)

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import structlog
 
 from common.clock import LoopClock
 from common.config import RouterSettings
@@ -185,6 +186,21 @@ def test_its_beats_say_whether_a_request_could_be_routed() -> None:
         town.silence("p1")
         await asyncio.sleep(1)
         assert [beat.info.ready for beat in beats.items][-1] is False
+
+    in_town(story)
+
+
+def test_workers_that_cannot_be_paired_are_told_of() -> None:
+    async def story(town: Town) -> None:
+        await town.router()
+        with structlog.testing.capture_logs() as logs:
+            await town.worker(worker_beat("p1", "prefill", fingerprint="one"))
+            await asyncio.sleep(1)
+            await town.worker(worker_beat("d1", "decode", fingerprint="another"))
+            await town.worker(worker_beat("d2", "decode", fingerprint="one"))
+            await asyncio.sleep(1)
+        warnings = [(log["target"], log["others"]) for log in logs if "differ" in log["event"]]
+        assert warnings == [("d1", ["p1"])]
 
     in_town(story)
 
