@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -196,12 +196,6 @@ class EngineSettings(ModelSettings):
         default="", description="refuse to start unless KV travels over this, e.g. cuda_ipc"
     )
     ucx: UcxSettings = Field(default=UcxSettings(), description="UCX")
-
-    @model_validator(mode="after")
-    def _guard_open_ports(self) -> Self:
-        if self.host not in ("127.0.0.1", "localhost", "::1") and not self.secret.get_secret_value():
-            raise ValueError(f"set {ENV_PREFIX}SECRET: KV is offered beyond this machine on host {self.host}")
-        return self
 
 
 class PrefillSettings(EngineSettings):
