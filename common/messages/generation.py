@@ -13,10 +13,10 @@ from common.ids import AttemptKey, InstanceId, InstanceRef
 
 @dataclass(frozen=True, slots=True)
 class SLO:
-    """Latency budget of one request: seconds to the first token, seconds per later token."""
+    """Latency budget of one request: seconds to the first token, seconds per later token; None: no budget."""
 
-    ttft_s: float
-    tpot_s: float
+    ttft_s: float | None = None
+    tpot_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,17 @@ from common.messages.stream import (
 )
 from common.observability.timeline import Stage
 from services.gateway.attempt import Attempt, Exclusions
-from services.gateway.effects import AskRoute, Effect, Emit, Finished, GaveUp, Migrated, SendAbort, SendJob
+from services.gateway.effects import (
+    AskRoute,
+    Effect,
+    Emit,
+    Finished,
+    GaveUp,
+    Migrated,
+    SendAbort,
+    SendJob,
+    Transferred,
+)
 from services.gateway.output import OutputTokens
 from services.gateway.request import ChoiceSpec
 
@@ -103,6 +113,12 @@ class ChoiceLife:
     @property
     def stage(self) -> Stage:
         return self._attempt.stage
+
+    @property
+    def placement(self) -> tuple[InstanceRef | None, InstanceRef | None]:
+        """Who computed the prompt and who generates, as far as it has come to that."""
+        attempt = self._attempt
+        return attempt.worker, attempt.decode if attempt.split else attempt.worker
 
     @property
     def workers(self) -> tuple[InstanceRef, ...]:
@@ -176,7 +192,7 @@ class ChoiceLife:
                 return []
             case DecodingItem():
                 self._attempt.decodes_on(source)
-                return []
+                return [Transferred(self.index, item.transfer_ms)]
             case TokensItem():
                 return self._on_tokens(source, item)
             case FinishItem():

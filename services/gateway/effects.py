@@ -41,6 +41,14 @@ class Emit:
 
 
 @dataclass(frozen=True, slots=True)
+class Transferred:
+    """The choice's KV is at its decode, which waited `transfer_ms` for it once prefill was done."""
+
+    choice: int
+    transfer_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The choice is complete; all its tokens were emitted before."""
 
@@ -66,4 +74,4 @@ class Migrated:
     num_tokens: int
 
 
-Effect = AskRoute | SendJob | SendAbort | Emit | Finished | GaveUp | Migrated
+Effect = AskRoute | SendJob | SendAbort | Emit | Transferred | Finished | GaveUp | Migrated

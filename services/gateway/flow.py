@@ -15,11 +15,21 @@ from common.errors import GalleyError, Overloaded
 from common.ids import InstanceRef
 from common.messages.generation import AbortReason
 from common.messages.stream import FrameItem, PrefillStats, TokensItem
-from services.gateway.effects import AskRoute, Effect, Emit, Finished, GaveUp, Migrated, SendAbort, SendJob
+from services.gateway.effects import (
+    AskRoute,
+    Effect,
+    Emit,
+    Finished,
+    GaveUp,
+    Migrated,
+    SendAbort,
+    SendJob,
+    Transferred,
+)
 from services.gateway.owner import RequestOwner
-from services.gateway.recording import RequestRecord
+from services.gateway.recording import RequestRecord, to_ms
 from services.gateway.reply import Reply
-from services.gateway.request import Delta, Generation, Usage
+from services.gateway.request import Delta, Generation, Timing, Usage
 from services.gateway.text import ChoiceText
 
 log = structlog.get_logger()
@@ -56,6 +66,7 @@ class RequestFlow:
         self.reply = Reply(
             max_unread * len(texts),
             usage=lambda: self.usage,
+            timing=lambda: self.timing,
             on_overflow=lambda: self.abort("slow_reader"),
             on_close=lambda: self.abort("client"),
         )
@@ -65,6 +76,8 @@ class RequestFlow:
         self._clock = clock
         self._cached: dict[int, int] = {}
         """Per choice: tokens of its prompt that its first prefill found cached."""
+        self._worker_times: dict[str, float] = {}
+        """What its workers say about the first choice, by field of Timing."""
         self._over = False
 
     def start(self) -> None:
@@ -121,12 +134,27 @@ class RequestFlow:
         completion = sum(text.num_tokens for text in self._texts)
         return Usage(sum(prompts.values()), completion, sum(cached.values()))
 
+    @property
+    def timing(self) -> Timing:
+        prefill, decode = (ref and ref.instance for ref in self.owner.placement(0))
+        timeline = self.record.timeline
+        return Timing(
+            **self._worker_times,
+            ttft_ms=to_ms(timeline.ttft_s),
+            tpot_ms=to_ms(timeline.tpot_s),
+            prefill=prefill,
+            decode=decode,
+        )
+
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Emit():
                 self._emit(effect)
             case Finished():
                 self._finish(effect)
+            case Transferred():
+                if effect.choice == 0:
+                    self._worker_times["transfer_ms"] = round(effect.transfer_ms, 2)
             case AskRoute():
                 self._errands.ask_route(self, effect)
             case SendJob():
@@ -162,6 +190,11 @@ class RequestFlow:
     def _note_prefill(self, choice: int, stats: PrefillStats) -> None:
         prompt = len(self.generation.choices[choice].prompt_ids)
         self._cached.setdefault(choice, min(stats.cached_tokens, prompt))
+        if choice == 0:
+            self._worker_times = {
+                "queue_ms": round(stats.queue_ms, 2),
+                "prefill_ms": round(stats.prefill_ms, 2),
+            }
 
     def _close(self, error: GalleyError | None, aborted: str) -> None:
         self._over = True

@@ -60,6 +60,10 @@ class RequestOwner:
         """Who may hold something for the request."""
         return {ref for life in self._lives for ref in life.workers}
 
+    def placement(self, choice: int) -> tuple[InstanceRef | None, InstanceRef | None]:
+        """Who computed the choice's prompt and who generates it, as far as it has come to that."""
+        return self._lives[choice].placement
+
     def start(self) -> list[Effect]:
         return self._settle([effect for life in self._lives for effect in life.start()])
 

@@ -79,12 +79,13 @@ class RequestRecord:
             cached_tokens=usage.cached_tokens,
             attempts=attempts,
             migrations=self.migrations,
-            ttft_ms=_ms(timeline.ttft_s),
-            tpot_ms=_ms(timeline.tpot_s),
-            total_ms=_ms(now - timeline.arrived),
-            stages_ms={stage: _ms(seconds) for stage, seconds in timeline.stage_s().items()},
+            ttft_ms=to_ms(timeline.ttft_s),
+            tpot_ms=to_ms(timeline.tpot_s),
+            total_ms=to_ms(now - timeline.arrived),
+            stages_ms={stage: to_ms(seconds) for stage, seconds in timeline.stage_s().items()},
         )
 
 
-def _ms(seconds: float | None) -> float | None:
+def to_ms(seconds: float | None) -> float | None:
+    """Rounded milliseconds."""
     return None if seconds is None else round(seconds * 1000, 2)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Self
 
 from common.errors import Cancelled, GalleyError
-from services.gateway.request import Delta, Usage
+from services.gateway.request import Delta, Timing, Usage
 
 Batch = list[Delta]
 
@@ -29,10 +29,12 @@ class Reply:
         limit: int,
         *,
         usage: Callable[[], Usage],
+        timing: Callable[[], Timing],
         on_overflow: Callable[[], None],
         on_close: Callable[[], None],
     ) -> None:
         self._usage = usage
+        self._timing = timing
         self._limit = limit
         self._on_overflow = on_overflow
         self._on_close = on_close
@@ -47,6 +49,11 @@ class Reply:
     def usage(self) -> Usage:
         """Counts so far; complete once the iteration has ended."""
         return self._usage()
+
+    @property
+    def timing(self) -> Timing:
+        """What is known so far; complete once the last choice has finished."""
+        return self._timing()
 
     def put(self, delta: Delta) -> None:
         if self._ended:

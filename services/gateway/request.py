@@ -60,6 +60,23 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class Timing:
+    """Where a request's time went and who served it; None where it has not come to that.
+
+    Times are in milliseconds. Queue, prefill and transfer are the workers' own account of the first choice's
+    last attempt; TTFT and TPOT are the gateway's, of the whole request.
+    """
+
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
+    transfer_ms: float | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    prefill: str | None = None
+    decode: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts. Each prompt counts once, an ending EOS counts; `cached_tokens` were prefill's hits."""
 

@@ -56,7 +56,8 @@ class EventStream:
             await self._unless_stalled(self._response.write(data))
 
     async def end(self, events: Iterable[bytes]) -> None:
-        await self.write((*events, DONE))
+        """Send the last events and close the body."""
+        await self.write(events)
         await self._unless_stalled(self._response.write_eof())
 
     async def _unless_stalled(self, writing: Awaitable[None]) -> None:

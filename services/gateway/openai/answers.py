@@ -6,12 +6,12 @@ that ended it. Pure: deltas in, JSON-able dicts out. Knows nothing of SSE and HT
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from common.errors import GalleyError
 from services.gateway.openai.logprobs import BytesOf, CompletionLogprobs, chat_logprobs
-from services.gateway.request import Delta, Token, Usage
+from services.gateway.request import Delta, Timing, Token, Usage
 
 Body = dict[str, object]
 
@@ -62,6 +62,11 @@ def usage_body(usage: Usage) -> Body:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+
+
+def timing_body(timing: Timing) -> Body:
+    """The `galley` object."""
+    return asdict(timing)
 
 
 class Shape(Protocol):

@@ -1,0 +1,41 @@
+"""What a request says in headers: its latency budget, and whether it wants to know where its time went.
+
+Knows nothing of bodies.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from common.errors import InvalidRequest
+from common.messages.generation import SLO
+
+TTFT: Final = "X-Galley-TTFT-Ms"
+TPOT: Final = "X-Galley-TPOT-Ms"
+TIMING: Final = "X-Galley-Timing"
+
+MAX_BUDGET_MS: Final = 86_400_000.0
+"""A day."""
+
+
+def slo_of(headers: Mapping[str, str]) -> SLO | None:
+    """The budget in TTFT and TPOT, either of which may be missing. Raises InvalidRequest."""
+    ttft, tpot = _budget_s(headers, TTFT), _budget_s(headers, TPOT)
+    return None if ttft is None and tpot is None else SLO(ttft, tpot)
+
+
+def wants_timing(headers: Mapping[str, str]) -> bool:
+    """Raises InvalidRequest for anything but 0 and 1."""
+    value = headers.get(TIMING, "0").strip()
+    if value not in ("0", "1"):
+        raise InvalidRequest(f"{TIMING} is 1 or 0", param=TIMING)
+    return value == "1"
+
+
+def _budget_s(headers: Mapping[str, str], name: str) -> float | None:
+    if name not in headers:
+        return None
+    value = headers[name].strip()
+    milliseconds = float(value) if value.isascii() and value.replace(".", "", 1).isdigit() else 0.0
+    if not 0 < milliseconds <= MAX_BUDGET_MS:
+        raise InvalidRequest(f"{name} is a number of milliseconds, above 0", param=name)
+    return milliseconds / 1000
