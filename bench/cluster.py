@@ -54,7 +54,7 @@ async def own_cluster(
             raise ClusterFailed(f"{error.message}; {error.child.log} ends with\n{lines}") from error
         stack.push_async_callback(_end, asyncio.create_task(cluster.watch()))
         workers = [child.address for child in cluster.children if child.role in WORKER_ROLES]
-        yield Target(cluster.url, tuple(workers))
+        yield Target(cluster.url, tuple(workers), {child.name: child.pid for child in cluster.children})
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -4,7 +4,7 @@ Knows nothing of who started them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 
@@ -15,10 +15,14 @@ TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`url` is the gateway's; `workers` the prefill and decode workers' HTTP addresses, empty if unknown."""
+    """`url` is the gateway's; `workers` the prefill and decode workers' HTTP addresses, empty if unknown.
+
+    `pids` has the processes by name, where they are the bench's own.
+    """
 
     url: str
     workers: tuple[str, ...] = ()
+    pids: Mapping[str, int] = field(default_factory=dict)
 
 
 async def find_target(

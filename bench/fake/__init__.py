@@ -1,0 +1,1 @@
+"""Workers without a model, for benches of what stands before the model."""

@@ -1,0 +1,143 @@
+"""A load client for tens of thousands of events a second: raw sockets, and nothing is parsed while it runs.
+
+Every stream is a connection that notes when which bytes came; `StreamRecord.of` reads them afterwards. Times
+are the wall clock's, in s, so that they compare with those of another process on this machine.
+"""
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import cast
+from urllib.parse import urlsplit
+
+import orjson
+
+CONNECT_TIMEOUT_S = 10.0
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class RawStream(asyncio.Protocol):
+    """One streamed request on a connection of its own. `ended` is done when its last byte came."""
+
+    def __init__(self) -> None:
+        self.sent = 0.0
+        self.pieces: list[bytes] = []
+        self.times: list[float] = []
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def send(self, request: bytes) -> None:
+        assert self._transport is not None
+        self.sent = time.time()
+        self._transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        self.times.append(time.time())
+        self.pieces.append(data)
+        if data.endswith(_LAST_CHUNK) or (len(data) < len(_LAST_CHUNK) and self._at_end()):
+            self.close()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _at_end(self) -> bool:
+        return b"".join(self.pieces[-len(_LAST_CHUNK) :]).endswith(_LAST_CHUNK)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """What came of a stream. `times` has when each event with text came; `error` is empty if all is well."""
+
+    request: str
+    sent: float
+    times: tuple[float, ...]
+    text: str
+    error: str = ""
+
+    @classmethod
+    def of(cls, stream: RawStream) -> "StreamRecord":
+        """Read what `stream` collected: status, chunks, events."""
+        raw = b"".join(stream.pieces)
+        head, _, body = raw.partition(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200"):
+            return cls("", stream.sent, (), "", f"answered {raw[:200]!r}")
+        times: list[float] = []
+        texts: list[str] = []
+        request, whole = "", False
+        for arrived, payload in _events(stream, len(raw) - len(body)):
+            if payload == b"[DONE]":
+                whole = True
+                continue
+            chunk = orjson.loads(payload)
+            if "error" in chunk:
+                return cls(request, stream.sent, tuple(times), "".join(texts), str(chunk["error"]))
+            request = str(chunk["id"]).rpartition("-")[2]
+            if chunk["choices"] and (text := chunk["choices"][0].get("text")):
+                times.append(arrived)
+                texts.append(text)
+        return cls(request, stream.sent, tuple(times), "".join(texts), "" if whole else "broke off")
+
+
+def _events(stream: RawStream, at: int) -> list[tuple[float, bytes]]:
+    """(arrival, payload) of each event of a chunked body that begins `at` so many bytes."""
+    raw, ends = b"".join(stream.pieces), list(accumulate(map(len, stream.pieces)))
+    found: list[tuple[float, bytes]] = []
+    rest = b""
+    while (line_end := raw.find(b"\r\n", at)) >= 0 and (size := int(raw[at:line_end], 16)):
+        start = line_end + 2
+        *events, rest = (rest + raw[start : start + size]).split(b"\n\n")
+        arrived = stream.times[min(bisect_left(ends, start + size), len(ends) - 1)]
+        found += [(arrived, event.removeprefix(b"data: ")) for event in events]
+        at = start + size + 2
+    return found
+
+
+async def connect(url: str, count: int) -> list[RawStream]:
+    """`count` connections to the server at `url`. Raises OSError, TimeoutError."""
+    loop, parts = asyncio.get_running_loop(), urlsplit(url)
+    streams = []
+    async with asyncio.timeout(CONNECT_TIMEOUT_S + count / 100):
+        for _ in range(count):
+            _, stream = await loop.create_connection(RawStream, parts.hostname or "", parts.port or 80)
+            streams.append(stream)
+    return streams
+
+
+async def finish(streams: Sequence[RawStream], timeout_s: float) -> list[StreamRecord]:
+    """Wait for the ends of `streams`; what has not ended in time is closed, and shows as broken off."""
+    await asyncio.wait([stream.ended for stream in streams], timeout=timeout_s)
+    for stream in streams:
+        stream.close()
+    return [StreamRecord.of(stream) for stream in streams]
+
+
+def completion_request(url: str, model: str, prompt: str, max_tokens: int) -> bytes:
+    """The bytes of a streamed completion of exactly `max_tokens` tokens."""
+    body = orjson.dumps(
+        {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
+    )
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
