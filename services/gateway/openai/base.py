@@ -7,7 +7,8 @@ import json
 from typing import Any, TypeVar
 
 import orjson
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, core_schema
 
 from common.errors import InvalidRequest
 
@@ -20,15 +21,25 @@ class OpenAIModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-def only(*allowed: object) -> AfterValidator:
+class only:
     """For fields of OpenAI's that Galley does not support: these values, which ask for nothing, may pass."""
 
-    def check(value: object) -> object:
-        if not any(type(value) is type(one) and value == one for one in allowed):
-            raise ValueError(f"is not supported; leave it out or use {orjson.dumps(allowed[0]).decode()}")
-        return value
+    def __init__(self, *allowed: object) -> None:
+        self._allowed = allowed
 
-    return AfterValidator(check)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"enum": list(self._allowed), "description": "Not supported: for clients that always send it."}
+
+    def _check(self, value: object) -> object:
+        if not any(type(value) is type(one) and value == one for one in self._allowed):
+            default = orjson.dumps(self._allowed[0]).decode()
+            raise ValueError(f"is not supported; leave it out or use {default}")
+        return value
 
 
 def parse_body(body: bytes, cls: type[R]) -> R:

@@ -1,8 +1,8 @@
 """The body of /v1/chat/completions. Knows nothing of chat templates."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from common.errors import InvalidRequest
 from services.gateway.openai.base import OpenAIModel, only
@@ -21,13 +21,47 @@ def _content(value: Any) -> str:
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise ValueError('only parts of the form {"type": "text", "text": "..."} are supported')
+        if len(part) > 2:
+            raise ValueError(f"unknown field {next(key for key in part if key not in ('type', 'text'))!r}")
         texts.append(part["text"])
     return "\n".join(texts)
 
 
+TEXT_PART: Final[Any] = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+Content = Annotated[
+    str,
+    PlainValidator(_content),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": TEXT_PART}]}),
+]
+
+
+def _with_content(schema: dict[str, Any]) -> None:
+    """Say in the schema of a message that only an assistant's may be without content."""
+    properties = schema.pop("properties")
+    content = {"anyOf": [one for one in properties["content"]["anyOf"] if one != {"type": "null"}]}
+    roles = [role for role in properties["role"]["enum"] if role != "assistant"]
+    shared = {key: schema.pop(key) for key in ("type", "additionalProperties")}
+    schema.pop("required")
+    schema["anyOf"] = [
+        {**shared, "properties": properties | {"role": {"const": "assistant"}}, "required": ["role"]},
+        {
+            **shared,
+            "properties": properties | {"role": {"enum": roles}, "content": content},
+            "required": ["role", "content"],
+        },
+    ]
+
+
 class ChatMessage(OpenAIModel):
+    model_config = ConfigDict(json_schema_extra=_with_content)
+
     role: Role
-    content: Annotated[str, PlainValidator(_content)] | None = None
+    content: Content | None = None
     name: str | None = None
     tool_call_id: str | None = None
     refusal: str | None = None

@@ -1,8 +1,8 @@
 """The body of /v1/completions. Knows nothing of tokenizers."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from pydantic import Field, PlainValidator
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from common.errors import InvalidRequest
 from services.gateway.openai.base import only
@@ -34,8 +34,15 @@ def _prompt(value: Any) -> Prompt:
     return tuple(value)
 
 
+_IDS: Final[Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_ONE: Final[Any] = {"anyOf": [{"type": "string"}, _IDS]}
+_PROMPTS: Final[Any] = {
+    "anyOf": [*_ONE["anyOf"], {"type": "array", "items": _ONE, "minItems": 1, "maxItems": MAX_CHOICES}]
+}
+
+
 class CompletionRequest(SamplingFields):
-    prompt: Annotated[tuple[Prompt, ...], PlainValidator(_prompts)]
+    prompt: Annotated[tuple[Prompt, ...], PlainValidator(_prompts), WithJsonSchema(_PROMPTS)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     echo: Annotated[bool, only(False)] = False

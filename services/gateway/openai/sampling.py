@@ -5,9 +5,9 @@ Knows nothing of prompts, answers and HTTP.
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from pydantic import Field, PlainValidator
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from common.errors import InvalidRequest
 from common.messages.generation import SamplingParams
@@ -57,6 +57,22 @@ def _token_ids(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
+_STOP: Final[Any] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+_STOPS: Final[Any] = {
+    "anyOf": [
+        {"type": "string", "maxLength": MAX_STOP_CHARS},
+        {"type": "array", "items": _STOP, "maxItems": MAX_STOPS},
+    ]
+}
+_TOKEN_IDS: Final[Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 1024}
+_BIASES: Final[Any] = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]+$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": 1024,
+}
+
+
 class StreamOptions(OpenAIModel):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -78,13 +94,15 @@ class SamplingFields(OpenAIModel):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    stop: Annotated[tuple[str, ...], PlainValidator(_stops)] = ()
-    stop_token_ids: Annotated[tuple[int, ...], PlainValidator(_token_ids)] = ()
+    stop: Annotated[tuple[str, ...], PlainValidator(_stops), WithJsonSchema(_STOPS)] = ()
+    stop_token_ids: Annotated[tuple[int, ...], PlainValidator(_token_ids), WithJsonSchema(_TOKEN_IDS)] = ()
     include_stop_str_in_output: bool = False
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
-    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(_biases)] = ()
+    logit_bias: Annotated[
+        tuple[tuple[int, float], ...], PlainValidator(_biases), WithJsonSchema(_BIASES)
+    ] = ()
     user: str = ""
     metadata: dict[str, str] = Field(default_factory=dict)
     priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] = 0

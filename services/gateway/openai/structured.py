@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from llguidance import LLMatcher
-from pydantic import Field, PlainValidator
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from common.errors import InvalidRequest
 from services.gateway.openai.base import OpenAIModel
@@ -29,7 +29,13 @@ def _choices(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-Choices = Annotated[tuple[str, ...], PlainValidator(_choices)]
+Choices = Annotated[
+    tuple[str, ...],
+    PlainValidator(_choices),
+    WithJsonSchema(
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_CHOICES}
+    ),
+]
 Expression = Annotated[str, Field(min_length=1)]
 
 
