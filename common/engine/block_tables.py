@@ -31,8 +31,11 @@ class BlockTables:
         self._memos: dict[SequenceId, _Memo] = {}
 
     def known(self, seq: Sequence) -> list[BlockId]:
-        """Blocks that hold the beginning of `seq` already; not taken yet (see PrefixCache.match)."""
-        if self._cache is None:
+        """Blocks that hold the beginning of `seq` already; not taken yet (see PrefixCache.match).
+
+        None where the prompt's log probabilities are wanted, which only computing it yields.
+        """
+        if self._cache is None or seq.sampling.prompt_logprobs is not None:
             return []
         return self._cache.match(seq.tokens, seq.cache_salt, self._memo(seq).hashes)
 

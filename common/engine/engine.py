@@ -16,6 +16,7 @@ from common.engine.scheduler import Scheduler, StepOutput
 from common.engine.sequence import Sequence
 from common.errors import GalleyError, StepFailed, WorkerFailed
 from common.ids import SequenceId
+from common.messages.stream import TokenLogprobs
 
 log = structlog.get_logger()
 
@@ -40,6 +41,13 @@ class EngineSink(Protocol):
 
         In the step that ends a sequence its blocks are released already (`seq.blocks` is empty), unless
         retained in `started`.
+        """
+        ...
+
+    def scored(self, seq: Sequence, index: int, logprobs: Seq[TokenLogprobs]) -> None:
+        """Log probabilities of the prompt tokens from `index` on; after `progressed`, before `stepped`.
+
+        Told again where a preempted sequence is computed anew.
         """
         ...
 
@@ -121,14 +129,16 @@ class Engine:
             return
         self.last_step_ms = (self._clock.now() - begun) * 1e3
         self._sink.executed(plan)
-        rows = [self.scheduler.find(row.seq) for row in plan.rows]
+        rows = [(row, self.scheduler.find(row.seq)) for row in plan.rows]
         outputs = self.scheduler.complete(plan, result)
-        for computed in rows:
+        for row, computed in rows:
             if computed is None:
                 continue
             if (failure := result.failed.get(computed.id)) is not None:
                 self._sink.failed(computed, failure)
-            else:
-                self._sink.progressed(computed)
+                continue
+            self._sink.progressed(computed)
+            if logprobs := result.scored.get(computed.id):
+                self._sink.scored(computed, row.scored.start, logprobs)
         if outputs:
             self._sink.stepped(outputs)

@@ -41,6 +41,16 @@ class PlanRow:
         """How many of the computed tokens belong to the request's own prompt."""
         return max(0, min(self.start + self.count, self.num_prompt) - self.start)
 
+    @property
+    def scored(self) -> range:
+        """Positions of the prompt tokens whose log probabilities this share yields; empty unless asked for.
+
+        The token at a position is foretold by the one before, so the prompt's first has none.
+        """
+        if self.sampling.prompt_logprobs is None:
+            return range(0)
+        return range(self.start + 1, min(self.start + self.count + 1, self.num_prompt))
+
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
@@ -71,12 +81,14 @@ class SampledToken:
 class StepResult:
     """`tokens` has an entry for every row of the plan that was to be sampled, but for those in `failed`.
 
-    `failed` names sequences that cannot go on, each by no fault of the others of its step.
+    `failed` names sequences that cannot go on, each by no fault of the others of its step. `scored` has the
+    log probabilities at PlanRow.scored, where there are any.
     """
 
     step: int
     tokens: dict[SequenceId, SampledToken] = field(default_factory=dict)
     failed: dict[SequenceId, GalleyError] = field(default_factory=dict)
+    scored: dict[SequenceId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
 
 
 class ModelRunner(Protocol):

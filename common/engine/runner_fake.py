@@ -89,6 +89,15 @@ class FakeModel:
                 break
         return output
 
+    def score(self, tokens: Seq[int], positions: range, count: int) -> tuple[TokenLogprobs, ...]:
+        """Made-up log probabilities of prompt tokens, each a function of its token and position."""
+        scores = []
+        for position in positions:
+            token = tokens[position]
+            top = tuple(((token + rank) % self.vocab_size, -0.5 - rank) for rank in range(count))
+            scores.append(TokenLogprobs(-float(token + position), top))
+        return tuple(scores)
+
     def _logprobs(self, token: int, count: int | None) -> TokenLogprobs | None:
         if count is None:
             return None
@@ -133,7 +142,13 @@ class FakeRunner:
             raise StepFailed(f"step {plan.step} was to fail")
         for row in plan.rows:
             self._write(row)
-        return StepResult(plan.step, {row.seq: self._sample(row) for row in plan.rows if row.sample})
+        tokens = {row.seq: self._sample(row) for row in plan.rows if row.sample}
+        scored = {
+            row.seq: self.model.score(row.tokens, row.scored, row.sampling.prompt_logprobs or 0)
+            for row in plan.rows
+            if row.scored
+        }
+        return StepResult(plan.step, tokens, scored=scored)
 
     def _write(self, row: PlanRow) -> None:
         end = row.start + row.count

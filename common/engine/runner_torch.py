@@ -5,6 +5,7 @@ Knows nothing of scheduling; a plan comes in, KV is written to the pool, sampled
 
 import mmap
 import time
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -19,17 +20,22 @@ from common.engine.capacity import CPU_POOL_LIMIT, available_memory, num_blocks_
 from common.engine.grammar import GrammarCompiler
 from common.engine.loading import LoadedModel, load_model, pick_device, torch_dtype
 from common.engine.matchers import Matchers
-from common.engine.runner import BatchPlan, PlanRow, SampledToken, StepResult
-from common.engine.sampler import sample
-from common.errors import ConfigError, GalleyError, InvalidRequest, StepFailed
+from common.engine.runner import BatchPlan, PlanRow, StepResult
+from common.engine.sampler import sample, score
+from common.engine.scoring import pieces
+from common.errors import ConfigError, InvalidRequest, StepFailed
 from common.ids import BlockId, SequenceId
 from common.kv.buffer import Buffer
 from common.kv.layout import KVLayout
 from common.messages.generation import SamplingParams
+from common.messages.stream import TokenLogprobs
 
 _log = structlog.get_logger()
 
 _WARM_UP_ROWS: Final = 8
+_SCORED_LOGITS: Final = 1 << 24
+"""Logits of prompt tokens in one pass, 64 MiB, where log probabilities of prompts are wanted."""
+_MIN_SCORED: Final = 16
 
 
 class TorchRunner:
@@ -110,38 +116,55 @@ class TorchRunner:
 
     @torch.inference_mode()
     def execute(self, plan: BatchPlan) -> StepResult:
-        """One forward pass over all rows, then sampling. Raises StepFailed."""
+        """One forward pass over all rows, several where prompts are scored; samples. Raises StepFailed."""
         self._matchers.forget(plan.gone)
+        result = StepResult(plan.step)
         try:
-            step = PagedStep(self._pool, plan.rows)
-            packed = [plan.rows[i] for i in step.order]
-            sampled = [(end - 1, row) for end, row in zip(step.ends, packed, strict=True) if row.sample]
-            wanted = torch.tensor([last for last, _ in sampled], dtype=torch.long, device=self._pool.device)
-            logits = self._model.logits(step, wanted)
-            tokens, failed = self._sample(logits, [row for _, row in sampled])
+            for rows in pieces(plan.rows, max(_MIN_SCORED, _SCORED_LOGITS // self.vocab_size)):
+                self._compute(rows, result)
         except (RuntimeError, ValueError, IndexError) as error:
             raise StepFailed(f"step {plan.step}: {error}") from error
-        return StepResult(plan.step, tokens, failed)
+        return result
 
-    def _sample(
-        self, logits: Tensor, rows: list[PlanRow]
-    ) -> tuple[dict[SequenceId, SampledToken], dict[SequenceId, GalleyError]]:
+    def _compute(self, rows: Seq[PlanRow], result: StepResult) -> None:
+        step = PagedStep(self._pool, rows)
+        packed = [(rows[i], end) for i, end in zip(step.order, step.ends, strict=True)]
+        sampled = [(row, end - 1) for row, end in packed if row.sample]
+        # A row's position p lies at end - count + p - start of the packed tokens; p - 1 foretells p.
+        scored = [(row, end - row.count - row.start - 1) for row, end in packed if row.scored]
+        wanted = [last for _, last in sampled]
+        wanted += [base + position for row, base in scored for position in row.scored]
+        logits = self._model.logits(step, torch.tensor(wanted, dtype=torch.long, device=self._pool.device))
+        if sampled:
+            self._sample(logits[: len(sampled)], [row for row, _ in sampled], result)
+        if scored:
+            self._score(logits[len(sampled) :], [row for row, _ in scored], result)
+
+    def _sample(self, logits: Tensor, rows: Seq[PlanRow], result: StepResult) -> None:
         """A token for each row, but for those whose grammar cannot go on."""
         masks, failed = self._matchers.masks(rows)  # on a GPU while it still computes the logits
-        tokens: dict[SequenceId, SampledToken] = {}
-        sampled = sample(logits, rows, self._eos, masks) if rows else []
-        for row, token in zip(rows, sampled, strict=True):
+        result.failed.update(failed)
+        for row, token in zip(rows, sample(logits, rows, self._eos, masks), strict=True):
             if row.seq in failed:
                 continue
-            tokens[row.seq] = token
-            if row.sampling.grammar:
-                try:
-                    ends = self._matchers.advance(row.seq, token.token)
-                    tokens[row.seq] = replace(token, ends=ends)
-                except InvalidRequest as error:
-                    failed[row.seq] = error
-                    del tokens[row.seq]
-        return tokens, failed
+            if not row.sampling.grammar:
+                result.tokens[row.seq] = token
+                continue
+            try:
+                ends = self._matchers.advance(row.seq, token.token)
+                result.tokens[row.seq] = replace(token, ends=ends)
+            except InvalidRequest as error:
+                result.failed[row.seq] = error
+
+    def _score(self, logits: Tensor, rows: Seq[PlanRow], result: StepResult) -> None:
+        """Log probabilities of the rows' own prompt tokens."""
+        counts = [row.sampling.prompt_logprobs or 0 for row in rows]
+        tokens = [row.tokens[position] for row in rows for position in row.scored]
+        found = iter(score(logits, tokens, max(counts)))
+        for row, count in zip(rows, counts, strict=True):
+            own = [next(found) for _ in row.scored]
+            cut = tuple(TokenLogprobs(one.logprob, one.top[:count]) for one in own)
+            result.scored[row.seq] = result.scored.get(row.seq, ()) + cut
 
     def warm_up(self) -> float:
         """Run a prefill and a small decode batch, so that the first request does not pay for first times.

@@ -21,6 +21,9 @@ from common.messages.stream import TokenLogprobs
 GREEDY_BELOW: Final = 1e-5
 """Temperatures under this are greedy: dividing by them would leave float32's range."""
 
+LOWEST: Final = -9999.0
+"""What is said for the logarithm of zero, which JSON cannot say."""
+
 _MASK32: Final = 0xFFFFFFFF
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 _MANY: Final = 1024
@@ -230,12 +233,28 @@ def _logprobs(logits: Tensor, rows: Seq[PlanRow], tokens: Seq[int]) -> dict[int,
     wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
     if not wanted:
         return {}
-    table = logits[wanted].log_softmax(-1)
-    answers: dict[int, TokenLogprobs] = {}
-    for index, line in zip(wanted, table, strict=True):
-        count = min(rows[index].sampling.logprobs or 0, len(line))
-        best = line.topk(count) if count else None
-        pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True) if best else ()
-        top = sorted(((int(token), float(value)) for value, token in pairs), key=lambda p: (-p[1], p[0]))
-        answers[index] = TokenLogprobs(float(line[tokens[index]]), tuple(top))
-    return answers
+    counts = [rows[index].sampling.logprobs or 0 for index in wanted]
+    found = score(logits[wanted], [tokens[index] for index in wanted], max(counts))
+    return {
+        index: TokenLogprobs(one.logprob, one.top[:count])
+        for index, count, one in zip(wanted, counts, found, strict=True)
+    }
+
+
+def score(logits: Tensor, tokens: Seq[int], count: int) -> list[TokenLogprobs]:
+    """Log probabilities of one token for each row of float32 `logits` `[rows, vocab]`, and the `count` best.
+
+    Equal ones are in the order of their ids. No second table of that size is made. Raises StepFailed where
+    the logits are not numbers.
+    """
+    norms = logits.logsumexp(-1, keepdim=True)
+    if not bool(norms.isfinite().all()):
+        raise StepFailed("the model's logits are not numbers")
+    chosen = torch.tensor(tokens, device=logits.device)[:, None]
+    own = (logits.gather(-1, chosen) - norms)[:, 0].clamp(min=LOWEST).tolist()
+    best = logits.topk(min(count, logits.shape[-1]))
+    values, ids = (best.values - norms).clamp(min=LOWEST).tolist(), best.indices.tolist()
+    return [
+        TokenLogprobs(value, tuple(sorted(zip(line, line_values, strict=True), key=lambda p: (-p[1], p[0]))))
+        for value, line, line_values in zip(own, ids, values, strict=True)
+    ]

@@ -27,6 +27,8 @@ class SamplingParams:
     `logprobs` is None for none, else how many of the best alternatives to report (0: only the chosen).
     `logit_bias` and `stop_token_ids` name token ids. `seed` is always set: the gateway draws one.
     `grammar` is what the output must follow, as llguidance's grammar JSON; "" for anything.
+    `prompt_logprobs` is to the prompt what `logprobs` is to the output. With `max_tokens` 0 only they are
+    wanted: a worker, which knows no step without a sample, reports a token that nobody takes.
     """
 
     max_tokens: int
@@ -44,6 +46,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     grammar: str = ""
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural log probabilities of one output token: its own and the best alternatives', best first."""
+    """Natural log probabilities of one token: its own and the best alternatives', best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -41,6 +41,16 @@ class TokensItem:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     prefill: PrefillStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptItem:
+    """Log probabilities of prompt tokens `index`, `index`+1, ...; the first token, index 0, has none."""
+
+    KIND: ClassVar[str] = "prompt"
+    key: AttemptKey
+    index: int
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +100,12 @@ class FailedItem:
     retryable: bool
 
 
-FrameItem = TokensItem | BoundItem | DecodingItem | FinishItem | FailedItem
+FrameItem = TokensItem | PromptItem | BoundItem | DecodingItem | FinishItem | FailedItem
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Worker -> `stream.<gateway>`: everything one step has for that gateway."""
+    """Worker -> `stream.<gateway>`: what one step has for that gateway, or as much of it as fits."""
 
     KIND: ClassVar[str] = "frame"
     instance: InstanceId

@@ -1,16 +1,21 @@
 """What a worker still has to tell its gateways: items gathered into numbered frames, kept until acknowledged.
 
-One frame per gateway and flush, numbered from 1. A frame is forgotten when the gateway's beat says that
-nothing up to its number is missing, so the loss of any frame, the one with a finish included, is
-repaired by sending it again. A gateway that seems dead may come back, so numbers go on where they were, and
-an empty frame is sent for one that was dropped. Pure: publishing is the worker's business.
+One frame per gateway and flush, or several where one would be too large, numbered from 1. A frame is
+forgotten when the gateway's beat says that nothing up to its number is missing, so the loss of any frame, the
+one with a finish included, is repaired by sending it again. A gateway that seems dead may come back, so
+numbers go on where they were, and an empty frame is sent for one that was dropped. Pure: publishing is the
+worker's business.
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from common.ids import InstanceId, InstanceRef
-from common.messages.stream import Frame, FrameItem
+from common.messages.stream import Frame, FrameItem, PromptItem, TokensItem
+
+MAX_LOGPROBS = 10_000
+"""Log probabilities in one frame: some 40 bytes each, where NATS takes a mebibyte."""
 
 
 @dataclass(slots=True)
@@ -47,16 +52,15 @@ class Outbox:
             self._lanes.popitem(last=False)
 
     def flush(self) -> list[tuple[InstanceId, Frame]]:
-        """Turn what was put since the last flush into one frame per gateway, ready to be published."""
+        """Turn what was put since the last flush into frames, ready to be published in this order."""
         frames = []
         for gateway, lane in self._lanes.items():
-            if not lane.pending:
-                continue
-            lane.last += 1
-            frame = self._frame(lane.last, tuple(lane.pending))
+            for items in _loads(lane.pending):
+                lane.last += 1
+                frame = self._frame(lane.last, items)
+                lane.kept.append(frame)
+                frames.append((gateway, frame))
             lane.pending.clear()
-            lane.kept.append(frame)
-            frames.append((gateway, frame))
         return frames
 
     def acknowledge(self, gateway: InstanceId, number: int) -> None:
@@ -91,3 +95,22 @@ class Outbox:
 
     def _frame(self, number: int, items: tuple[FrameItem, ...]) -> Frame:
         return Frame(self._me.instance, self._me.incarnation, number, items)
+
+
+def _loads(items: list[FrameItem]) -> Iterator[tuple[FrameItem, ...]]:
+    """All `items` in order, cut so that no part but one of a single item holds more than MAX_LOGPROBS."""
+    first = carried = 0
+    for index, item in enumerate(items):
+        weight = _num_logprobs(item)
+        if carried and carried + weight > MAX_LOGPROBS:
+            yield tuple(items[first:index])
+            first, carried = index, 0
+        carried += weight
+    if items:
+        yield tuple(items[first:])
+
+
+def _num_logprobs(item: FrameItem) -> int:
+    if not isinstance(item, TokensItem | PromptItem):
+        return 0
+    return sum(1 + len(token.top) for token in item.logprobs)

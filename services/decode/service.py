@@ -22,11 +22,11 @@ from common.kv.importer import KVImporter, PullResult
 from common.messages.cluster import LoadReport
 from common.messages.generation import Accepted, Job, Refused
 from common.messages.handoff import KVHandoff
-from common.messages.stream import DecodingItem, PrefillStats, TokensItem
+from common.messages.stream import DecodingItem, PrefillStats, TokenLogprobs, TokensItem
 from common.observability.timeline import Stage
 from common.runtime.bus import Reply
 from common.runtime.host import Parts
-from common.runtime.items import finish_item, tokens_item
+from common.runtime.items import finish_item, prompt_items, tokens_item
 from common.runtime.meters import StepMeter
 from common.runtime.worker import Held, Worker
 from common.transport.control import Subscription
@@ -278,6 +278,11 @@ class DecodeService:
 
     def progressed(self, seq: Sequence) -> None:
         """Nobody waits for the KV of a decode."""
+
+    def scored(self, seq: Sequence, index: int, logprobs: Seq[TokenLogprobs]) -> None:
+        if held := self._by_seq.get(seq.id):
+            for item in prompt_items(seq, index, logprobs):
+                self._worker.emit(held.gateway, item)
 
     def stepped(self, outputs: Seq[StepOutput]) -> None:
         for output in outputs:

@@ -4,7 +4,7 @@ Pure: events in, effects out (effects.py). Knows nothing of text, HTTP and the b
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.clock import Clock
 from common.errors import (
@@ -35,6 +35,7 @@ from common.messages.stream import (
     FailedItem,
     FinishItem,
     FrameItem,
+    PromptItem,
     TokensItem,
 )
 from common.observability.timeline import Stage
@@ -43,6 +44,7 @@ from services.gateway.effects import (
     AskRoute,
     Effect,
     Emit,
+    EmitPrompt,
     Finished,
     GaveUp,
     Migrated,
@@ -50,7 +52,7 @@ from services.gateway.effects import (
     SendJob,
     Transferred,
 )
-from services.gateway.output import OutputTokens
+from services.gateway.output import OutputTokens, PromptScores
 from services.gateway.request import ChoiceSpec
 
 _FINAL = {cls.code: cls for cls in (InvalidRequest, ContextLengthExceeded, DeadlineExceeded, NoInstance)}
@@ -93,7 +95,9 @@ class ChoiceLife:
     | any     | end                                          | done: SendAbort                          |
 
     Answers and items of any attempt but the current one change nothing. Frames may be faster than the
-    answer to the job, so that `running` begins with the offer, not with its acceptance.
+    answer to the job, so that `running` begins with the offer, not with its acceptance. A choice that wants
+    its prompt's log probabilities holds its output back until it has them all, and forgets it when the
+    attempt is lost before that.
     """
 
     def __init__(
@@ -107,6 +111,9 @@ class ChoiceLife:
         self._numbers = numbers
         self._clock = clock
         self._output = OutputTokens(spec.sampling.max_tokens)
+        scored = spec.sampling.prompt_logprobs is not None
+        self._scores = PromptScores(len(spec.prompt_ids) if scored else 0)
+        self._held_back: list[Effect] = []
         self._excluded = Exclusions()
         self._attempt = Attempt(AttemptKey(envelope.request, 0, index))
 
@@ -193,6 +200,8 @@ class ChoiceLife:
             case DecodingItem():
                 self._attempt.decodes_on(source)
                 return [Transferred(self.index, item.transfer_ms)]
+            case PromptItem():
+                return self._on_scores(item)
             case TokensItem():
                 return self._on_tokens(source, item)
             case FinishItem():
@@ -224,11 +233,20 @@ class ChoiceLife:
         effects: list[Effect] = []
         if ids or item.prefill:
             effects.append(Emit(self.index, ids, logprobs, item.prefill))
+        if not self._scores.complete:
+            self._held_back += effects
+            return []
         return effects + self._finish_if_complete()
+
+    def _on_scores(self, item: PromptItem) -> list[Effect]:
+        if not self._scores.add(item):
+            return []
+        held_back, self._held_back = self._held_back, []
+        return [EmitPrompt(self.index, self._scores.all), *held_back, *self._finish_if_complete()]
 
     def _finish_if_complete(self) -> list[Effect]:
         finish = self._output.finish
-        if finish is None:
+        if finish is None or not self._scores.complete:
             return []
         self.done = True
         return [Finished(self.index, finish.reason, finish.stop_token)]
@@ -249,6 +267,9 @@ class ChoiceLife:
 
     def _retry(self, cause: GalleyError, holding: tuple[InstanceRef, ...]) -> list[Effect]:
         effects = self._aborts(holding, "superseded")
+        if not self._scores.complete:
+            self._output = OutputTokens(self.spec.sampling.max_tokens)
+            self._held_back.clear()
         if (ending := self._ended_by_tokens()) is not None:
             self.done = True
             return [*effects, ending]
@@ -299,6 +320,9 @@ class ChoiceLife:
 
     def _job(self, route: Route) -> Job:
         now, envelope = self._clock.now(), self._envelope
+        sampling = self.spec.sampling
+        if self._scores.complete:
+            sampling = replace(sampling, prompt_logprobs=None)
         return Job(
             key=self._attempt.key,
             gateway=envelope.gateway,
@@ -306,7 +330,7 @@ class ChoiceLife:
             decode=route.decode,
             prompt_ids=self.spec.prompt_ids,
             output_ids=tuple(self._output.ids),
-            sampling=self.spec.sampling,
+            sampling=sampling,
             time_left_s=max(0.0, envelope.deadline - now),
             age_s=now - envelope.arrival,
             priority=envelope.priority,

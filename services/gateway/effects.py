@@ -31,6 +31,14 @@ class SendAbort:
 
 
 @dataclass(frozen=True, slots=True)
+class EmitPrompt:
+    """Log probabilities of a choice's prompt tokens but the first; before anything else of the choice."""
+
+    choice: int
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Emit:
     """New output tokens of a choice, in order, each once. `logprobs` is empty or as long as `token_ids`."""
 
@@ -74,4 +82,4 @@ class Migrated:
     num_tokens: int
 
 
-Effect = AskRoute | SendJob | SendAbort | Emit | Transferred | Finished | GaveUp | Migrated
+Effect = AskRoute | SendJob | SendAbort | EmitPrompt | Emit | Transferred | Finished | GaveUp | Migrated

@@ -19,6 +19,7 @@ from services.gateway.effects import (
     AskRoute,
     Effect,
     Emit,
+    EmitPrompt,
     Finished,
     GaveUp,
     Migrated,
@@ -148,6 +149,8 @@ class RequestFlow:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
+            case EmitPrompt():
+                self.reply.put(Delta(effect.choice, "", (), prompt=effect.logprobs))
             case Emit():
                 self._emit(effect)
             case Finished():

@@ -1,13 +1,16 @@
-"""The output tokens of one choice, put in order: frames may be repeated, lost and repaired, or overtaken.
+"""What workers tell of one choice, put in order: frames may be repeated, lost and repaired, or overtaken.
 
 Pure. Knows nothing of attempts; the caller calls `forget_early` between two of them.
 """
 
-from common.messages.stream import FinishItem, TokenLogprobs, TokensItem
+from common.messages.stream import FinishItem, PromptItem, TokenLogprobs, TokensItem
 
 
 class OutputTokens:
-    """Contiguous output tokens from index 0, and items that came too early, at most `limit` tokens in all."""
+    """Contiguous output tokens from index 0, and items that came too early, at most `limit` tokens in all.
+
+    What is above `limit` is not missed: with limit 0 a finish counts the one token that a worker cannot help.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -41,7 +44,7 @@ class OutputTokens:
     @property
     def finish(self) -> FinishItem | None:
         """The finish, once every token that it counts is here."""
-        complete = self._finish is not None and len(self.ids) >= self._finish.num_tokens
+        complete = self._finish is not None and len(self.ids) >= min(self._finish.num_tokens, self._limit)
         return self._finish if complete else None
 
     def _next_early(self) -> TokensItem | None:
@@ -50,3 +53,29 @@ class OutputTokens:
             return None
         index = min(self._early)
         return self._early.pop(index) if index <= len(self.ids) else None
+
+
+class PromptScores:
+    """Log probabilities of all tokens of a prompt but the first; what one attempt told holds for the next."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._known: dict[int, TokenLogprobs] = {}
+        self._num_tokens = num_tokens
+
+    def add(self, item: PromptItem) -> bool:
+        """Whether that makes them complete, which they were not before."""
+        if self.complete:
+            return False
+        for index, logprobs in enumerate(item.logprobs, start=item.index):
+            if 0 < index < self._num_tokens:
+                self._known[index] = logprobs
+        return len(self._known) == self._num_tokens - 1
+
+    @property
+    def complete(self) -> bool:
+        return len(self._known) >= self._num_tokens - 1
+
+    @property
+    def all(self) -> tuple[TokenLogprobs, ...]:
+        """In order, once complete."""
+        return tuple(self._known[index] for index in range(1, self._num_tokens))

@@ -39,7 +39,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One output token as a client may see it."""
+    """One token as a client may see it."""
 
     id: int
     logprobs: TokenLogprobs | None = None
@@ -51,12 +51,14 @@ class Delta:
 
     `text` and `tokens` need not belong together: text that may still become a stop string or half a
     character comes later than its token. The token that ended the choice (EOS, stop id) is in neither.
+    `prompt` has the log probabilities of all prompt tokens but the first, and a delta of its own, the first.
     """
 
     choice: int
     text: str
     tokens: tuple[Token, ...]
     finish: FinishReason | None = None
+    prompt: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

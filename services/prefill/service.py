@@ -7,7 +7,7 @@ sockets and how a route is found.
 
 import asyncio
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
@@ -44,10 +44,10 @@ from common.messages.generation import (
     Rejected,
 )
 from common.messages.handoff import KVHandoff, LeaseGrant
-from common.messages.stream import BoundItem, PrefillStats
+from common.messages.stream import BoundItem, PrefillStats, TokenLogprobs
 from common.observability.timeline import Stage
 from common.runtime.host import Parts
-from common.runtime.items import finish_item, tokens_item
+from common.runtime.items import finish_item, prompt_items, tokens_item
 from common.runtime.meters import ExportMeter, StepMeter
 from common.runtime.worker import Held, Worker, labels
 
@@ -221,6 +221,11 @@ class PrefillService:
         if held and held.lease is not None:
             self._exporter.advance(held.lease, seq.num_computed)
 
+    def scored(self, seq: Sequence, index: int, logprobs: Seq[TokenLogprobs]) -> None:
+        if held := self._by_seq.get(seq.id):
+            for item in prompt_items(seq, index, logprobs):
+                self._worker.emit(held.gateway, item)
+
     def stepped(self, outputs: Seq[StepOutput]) -> None:
         for output in outputs:
             held = self._by_seq.pop(output.seq.id)
@@ -344,7 +349,7 @@ class PrefillService:
             fingerprint=self._fingerprint,
             prompt_ids=job.prompt_ids,
             output_ids=job.output_ids,
-            sampling=job.sampling,
+            sampling=replace(job.sampling, prompt_logprobs=None),  # told already
             time_left_s=held.deadline - now,
             age_s=now - held.seq.arrival,
             priority=job.priority,

@@ -8,6 +8,7 @@ from common.engine.runner import BatchPlan, PlanRow, SampledToken
 from common.engine.runner_torch import TorchRunner
 from common.ids import BlockId, SequenceId
 from common.messages.generation import SamplingParams
+from common.messages.stream import TokenLogprobs
 
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 
@@ -23,6 +24,7 @@ class Text:
     computed: int = 0
     blocks: list[BlockId] = field(default_factory=list)
     sampled: list[SampledToken] = field(default_factory=list)
+    scores: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def output(self) -> list[int]:
@@ -54,6 +56,7 @@ class Driver:
         assert set(result.tokens) == {row.seq for row in rows if row.sample}
         for text, count in shares:
             text.computed += count
+            text.scores += result.scored.get(text.id, ())
             if text.id in result.tokens:
                 text.sampled.append(result.tokens[text.id])
                 text.tokens.append(result.tokens[text.id].token)

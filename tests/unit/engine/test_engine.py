@@ -17,6 +17,8 @@ from common.engine.scheduler import StepOutput
 from common.engine.sequence import Sequence
 from common.errors import GalleyError, InvalidRequest, StepFailed, WorkerFailed
 from common.ids import BlockId, SequenceId
+from common.messages.generation import SamplingParams
+from common.messages.stream import TokenLogprobs
 from tests.support.leaks import assert_pool_idle
 from tests.support.sequences import greedy, make_scheduler, make_sequence
 from tests.support.virtual_loop import run_virtual
@@ -30,6 +32,7 @@ class Recorder:
     def __init__(self) -> None:
         self.heard: list[tuple[str, int, int]] = []
         self.tokens: dict[int, list[int]] = {}
+        self.scores: dict[int, list[TokenLogprobs]] = {}
         self.errors: dict[int, GalleyError] = {}
         self.ended: dict[int, asyncio.Event] = {}
         self.num_executed = 0
@@ -44,6 +47,10 @@ class Recorder:
 
     def progressed(self, seq: Sequence) -> None:
         self.heard.append(("progressed", seq.id, seq.num_computed))
+
+    def scored(self, seq: Sequence, index: int, logprobs: Seq[TokenLogprobs]) -> None:
+        self.heard.append(("scored", seq.id, index))
+        self.scores.setdefault(seq.id, []).extend(logprobs)
 
     def stepped(self, outputs: Seq[StepOutput]) -> None:
         for output in outputs:
@@ -238,5 +245,19 @@ def test_a_sequence_that_fails_costs_no_other() -> None:
             assert isinstance(sink.errors[0], InvalidRequest)
             assert len(sink.tokens[1]) == 8
             assert 0 not in sink.tokens
+
+    run_virtual(main())
+
+
+def test_scores_are_told_chunk_by_chunk_before_the_token() -> None:
+    async def main() -> None:
+        sink = Recorder()
+        prompt = list(range(1, 36))
+        async with running(sink, fake_executor()) as engine:
+            engine.add(make_sequence(0, prompt, SamplingParams(0, 0, prompt_logprobs=2)))
+            await sink.end(0).wait()
+        assert sink.scores[0] == list(MODEL.score(prompt, range(1, 35), 2))
+        told = [("scored", 0, 1), ("progressed", 0, 32), ("scored", 0, 17), ("progressed", 0, 35)]
+        assert sink.heard[2:] == [*told, ("scored", 0, 33), ("token", 0, 0)]
 
     run_virtual(main())

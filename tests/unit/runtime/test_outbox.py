@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.ids import AttemptKey, Incarnation, InstanceId, InstanceRef, RequestId
-from common.messages.stream import Frame, TokensItem
+from common.messages.codec import encode
+from common.messages.stream import Frame, FrameItem, PromptItem, TokenLogprobs, TokensItem
 from common.runtime.outbox import Outbox
 
 ME = InstanceRef(InstanceId("decode-0"), Incarnation("a"))
@@ -88,3 +89,19 @@ def test_whatever_is_lost_can_be_had_again_until_acknowledged(steps: list[str | 
     sent |= {frame.number: frame for _, frame in outbox.flush()}
     assert sorted(sent) == list(range(1, len(sent) + 1))
     assert [i for n in sorted(sent) for i in sent[n].items] == [item(i) for i in range(count)]
+
+
+def test_frames_with_many_log_probabilities_stay_below_what_nats_takes() -> None:
+    top = tuple((140_000 + rank, -20.123456789012345 - rank) for rank in range(20))
+    one = TokenLogprobs(-17.123456789012345, top)
+    outbox = Outbox(ME)
+    scores = [PromptItem(AttemptKey(RequestId("r"), 1, 0), 1 + 128 * n, (one,) * 128) for n in range(20)]
+    items: list[FrameItem] = [item(0), *scores, item(1)]
+    for each in items:
+        outbox.put(G0, each)
+    frames = [frame for _, frame in outbox.flush()]
+    assert len(frames) > 1
+    assert [frame.number for frame in frames] == list(range(1, len(frames) + 1))
+    assert [each for frame in frames for each in frame.items] == items
+    assert all(len(encode(frame)) < 1 << 19 for frame in frames)
+    assert outbox.kept(G0, (2,)) == [frames[1]]
