@@ -49,19 +49,21 @@ def _echo(row: PlanRow) -> int:
 class Pace:
     """A StepExecutor whose steps end `step_s` seconds apart, however long the rest of the loop takes.
 
-    After a pause the next step ends `step_s` after its beginning. `step_s` may be changed at any time.
+    They end at multiples of `step_s` on the loop's clock, and `phase` (0 to 1) of a step later, so that
+    workers of different phases are never in step. `step_s` may be changed at any time.
     """
 
-    def __init__(self, runner: EchoRunner, step_s: float) -> None:
+    def __init__(self, runner: EchoRunner, step_s: float, phase: float) -> None:
         self.step_s = step_s
         self._runner = runner
+        self._phase = phase
         self._ended = 0.0
 
     async def execute(self, plan: BatchPlan) -> StepResult:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        resumes = now - self._ended > 2 * self.step_s
-        self._ended = (now if resumes else self._ended) + self.step_s
+        now = asyncio.get_running_loop().time()
+        if now - self._ended > 2 * self.step_s:  # after a pause
+            self._ended = ((now / self.step_s - self._phase) // 1 + self._phase) * self.step_s
+        self._ended += self.step_s
         await asyncio.sleep(self._ended - now)
         return self._runner.execute(plan)
 

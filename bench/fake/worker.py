@@ -121,7 +121,7 @@ class Fleet:
         runner = EchoRunner(
             MAX_MODEL_LEN, settings.max_num_seqs * MAX_MODEL_LEN // EchoRunner.layout.block_size
         )
-        pace = Pace(runner, settings.step_ms / 1e3)
+        pace = Pace(runner, settings.step_ms / 1e3, len(self._paces) / settings.workers)
         self._paces.append(pace)
         parts = Parts(
             ref=InstanceRef(name, Incarnation(context.ids.hex())),
