@@ -42,6 +42,10 @@ class Tokenizer(Protocol):
         """Text of `ids` without special tokens; U+FFFD where bytes make no character."""
         ...
 
+    def spell(self, ids: Sequence[int]) -> str:
+        """Text of `ids` with special tokens by their names."""
+        ...
+
     def bytes_of(self, token: int) -> bytes:
         """What the token stands for; a special token's name."""
         ...
@@ -101,6 +105,10 @@ class ModelTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._backend.decode(ids, skip_special_tokens=True)
+        return text
+
+    def spell(self, ids: Sequence[int]) -> str:
+        text: str = self._backend.decode(ids, skip_special_tokens=False)
         return text
 
     def bytes_of(self, token: int) -> bytes:
@@ -165,6 +173,10 @@ class TokenizerPool:
         if self._max_chars is not None and chars > self._max_chars:
             raise too_long(f"{chars} characters", self.max_model_len, "messages")
         return await self._run(lambda: self.tokenizer.encode_chat(messages))
+
+    async def spell(self, ids: Sequence[int]) -> str:
+        """Text of `ids` with special tokens by their names."""
+        return await self._run(lambda: self.tokenizer.spell(ids))
 
     async def check_grammar(self, grammar: str, param: str) -> None:
         """Raises InvalidRequest that blames `param` when this model cannot follow the grammar."""

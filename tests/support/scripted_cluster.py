@@ -61,6 +61,9 @@ class LetterTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(96 + token) for token in ids if token != EOS)
 
+    def spell(self, ids: Sequence[int]) -> str:
+        return "".join("<eos>" if token == EOS else chr(96 + token) for token in ids)
+
     def bytes_of(self, token: int) -> bytes:
         return b"<eos>" if token == EOS else chr(96 + token).encode()
 

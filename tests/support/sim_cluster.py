@@ -60,6 +60,9 @@ class NumberTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(f"{i} " for i in ids)
 
+    def spell(self, ids: Sequence[int]) -> str:
+        return self.decode(ids)
+
     def bytes_of(self, token: int) -> bytes:
         return f"{token} ".encode()
 

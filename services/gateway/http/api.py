@@ -3,6 +3,8 @@
 Knows nothing of routing, workers and retries.
 """
 
+import asyncio
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -14,8 +16,10 @@ from services.gateway.gateway import Gateway
 from services.gateway.http.chunks import ChunkNarrator
 from services.gateway.http.headers import wants_timing
 from services.gateway.http.middleware import label_requests
+from services.gateway.http.responses import ResponsesApi
 from services.gateway.http.serving import Serving
-from services.gateway.openai.answers import AnswerHead, ChatShape, CompletionShape
+from services.gateway.http.tokens import TokensApi
+from services.gateway.openai.answers import AnswerHead, ChatShape, CompletionShape, Echo
 from services.gateway.openai.chat import ChatRequest
 from services.gateway.openai.completions import CompletionRequest
 from services.gateway.openai.sampling import SamplingFields
@@ -30,7 +34,8 @@ def make_app(
     """All endpoints and the probes, behind one middleware."""
     app = web.Application(client_max_size=max_body_bytes, middlewares=[label_requests(gateway.ids)])
     serving = Serving(gateway, tokenizers, clock)
-    app.add_routes(OpenAIApi(serving).routes())
+    for endpoints in (OpenAIApi(serving), ResponsesApi(serving), TokensApi(serving)):
+        app.add_routes(endpoints.routes())
     add_probes(app, gateway.metrics, gateway.why_not_ready)
     return app
 
@@ -80,14 +85,25 @@ class OpenAIApi:
             encoded = iter(await self._tokenizers.encode(texts) if texts else [])
             prompts = [next(encoded) if isinstance(prompt, str) else prompt for prompt in ask.prompt]
             generation = self._serving.generation(request, ask, prompts, "prompt")
+            echo = await asyncio.to_thread(self._echo, ask, prompts) if ask.echo else []
         shape = CompletionShape(
             self._head(f"cmpl-{generation.request}"),
             self._tokenizers.tokenizer.bytes_of,
             logprobs=ask.logprobs is not None,
             token_ids=ask.return_token_ids,
+            echo=echo,
         )
         narrator = ChunkNarrator(ask, shape, len(generation.choices), timing=timing)
         return await self._serving.answer(request, generation, narrator, stream=ask.stream)
+
+    def _echo(self, ask: CompletionRequest, prompts: Sequence[Sequence[int]]) -> list[Echo]:
+        """The prompt of each choice, as it came or, of token ids, as it reads."""
+        decode = self._tokenizers.tokenizer.decode
+        echoes = [
+            Echo(given if isinstance(given, str) else decode(ids), ids)
+            for given, ids in zip(ask.prompt, prompts, strict=True)
+        ]
+        return [echo for echo in echoes for _ in range(ask.n)]
 
     async def _parse(self, request: web.Request, cls: type[S]) -> S:
         def check(ask: S) -> None:

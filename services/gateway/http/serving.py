@@ -38,7 +38,7 @@ class Narrator(Protocol):
 
     def whole(self, choices: Sequence[WholeChoice], reply: Reply) -> Body: ...
 
-    def tell(self, batch: Batch, reply: Reply) -> list[bytes]:
+    def tell(self, batch: Batch, reply: Reply, /) -> list[bytes]:
         """Events for what is new; with the first batch, also those that open the stream."""
         ...
 

@@ -22,6 +22,11 @@ def event(body: object) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
+def named_event(name: str, body: object) -> bytes:
+    """An event that says its kind on a line of its own."""
+    return b"event: " + name.encode() + b"\n" + event(body)
+
+
 class EventStream:
     """The response of one streamed request. `begin` sends the headers."""
 

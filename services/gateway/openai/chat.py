@@ -70,6 +70,11 @@ class ChatMessage(OpenAIModel):
     function_call: Annotated[dict[str, Any], only({})] | None = None
     audio: Annotated[dict[str, Any], only({})] | None = None
 
+    def check(self, where: str) -> None:
+        """What no single field tells; `where` is the message's own name. Raises InvalidRequest."""
+        if self.content is None and self.role != "assistant":
+            raise InvalidRequest(f"{where}.content is required", param=f"{where}.content")
+
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it; they know "system", not OpenAI's newer "developer"."""
         role = "system" if self.role == "developer" else self.role
@@ -102,6 +107,4 @@ class ChatRequest(SamplingFields):
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs goes with logprobs: true only", param="top_logprobs")
         for index, message in enumerate(self.messages):
-            if message.content is None and message.role != "assistant":
-                where = f"messages[{index}].content"
-                raise InvalidRequest(f"{where} is required", param=where)
+            message.check(f"messages[{index}]")
