@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from common.errors import GalleyError
+from common.messages.stream import TokenLogprobs
 from services.gateway.openai.logprobs import BytesOf, CompletionLogprobs, chat_logprobs
 from services.gateway.request import Delta, Timing, Token, Usage
 
@@ -43,6 +44,7 @@ class WholeChoice:
     text: str
     tokens: list[Token]
     finish: str
+    prompt: tuple[TokenLogprobs, ...] = ()
 
 
 def gather(deltas: Sequence[Delta], num_choices: int) -> list[WholeChoice]:
@@ -51,7 +53,9 @@ def gather(deltas: Sequence[Delta], num_choices: int) -> list[WholeChoice]:
         mine = [delta for delta in deltas if delta.choice == index]
         text = "".join(delta.text for delta in mine)
         tokens = [token for delta in mine for token in delta.tokens]
-        choices.append(WholeChoice(text, tokens, next((d.finish for d in mine if d.finish), "")))
+        finish = next((delta.finish for delta in mine if delta.finish), "")
+        prompt = next((delta.prompt for delta in mine if delta.prompt), ())
+        choices.append(WholeChoice(text, tokens, finish, prompt))
     return choices
 
 
@@ -131,34 +135,66 @@ class ChatShape:
         return {"token_ids": [token.id for token in tokens]} if self._token_ids else {}
 
 
-class CompletionShape:
-    """text_completion, whole and in chunks."""
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that goes ahead of what was made of it."""
 
-    def __init__(self, head: AnswerHead, bytes_of: BytesOf, *, logprobs: bool, token_ids: bool) -> None:
+    text: str
+    ids: Sequence[int]
+
+
+class CompletionShape:
+    """text_completion, whole and in chunks. `echo` has the prompt of each choice, or is empty."""
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        bytes_of: BytesOf,
+        *,
+        logprobs: bool,
+        token_ids: bool,
+        echo: Sequence[Echo] = (),
+    ) -> None:
         self._head = head
         self._bytes_of = bytes_of
         self._logprobs = logprobs
         self._token_ids = token_ids
         self._builders: dict[int, CompletionLogprobs] = {}
+        self._echo = dict(enumerate(echo))
+        """Of the choices that have said nothing yet."""
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> Body:
-        bodies = [self._choice(i, one.text, one.tokens, one.finish) for i, one in enumerate(choices)]
+        bodies = [
+            self._choice(index, one.text, one.tokens, one.finish, one.prompt)
+            for index, one in enumerate(choices)
+        ]
         return self._head.body("text_completion", bodies) | {"usage": usage_body(usage)}
 
     def chunks(self, delta: Delta) -> Iterator[Body]:
-        if delta.text or delta.finish or (delta.tokens and (self._logprobs or self._token_ids)):
-            choice = self._choice(delta.choice, delta.text, delta.tokens, delta.finish)
+        tokens = delta.prompt or delta.tokens
+        if delta.text or delta.finish or (tokens and (self._logprobs or self._token_ids)):
+            choice = self._choice(delta.choice, delta.text, delta.tokens, delta.finish, delta.prompt)
             yield self._head.body("text_completion", [choice])
 
     def usage_chunk(self, usage: Usage) -> Body:
         return self._head.body("text_completion", []) | {"usage": usage_body(usage)}
 
-    def _choice(self, index: int, text: str, tokens: Sequence[Token], finish: str | None) -> Body:
+    def _choice(
+        self,
+        index: int,
+        text: str,
+        tokens: Sequence[Token],
+        finish: str | None,
+        prompt: Sequence[TokenLogprobs],
+    ) -> Body:
+        echo = self._echo.pop(index, None)
         logprobs = None
         if self._logprobs:
             builder = self._builders.setdefault(index, CompletionLogprobs(self._bytes_of))
-            logprobs = builder.of(tokens)
-        choice: Body = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+            echoed = [Token(*pair) for pair in zip(echo.ids[1:], prompt, strict=True)] if echo else []
+            logprobs = builder.of([*echoed, *tokens], first=Token(echo.ids[0]) if echo else None)
+        shown = echo.text + text if echo else text
+        choice: Body = {"index": index, "text": shown, "logprobs": logprobs, "finish_reason": finish}
         return choice | ({"token_ids": [token.id for token in tokens]} if self._token_ids else {})
 
 

@@ -1,10 +1,13 @@
 """The body of /v1/completions. Knows nothing of tokenizers."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from common.errors import InvalidRequest
+from common.messages.generation import SamplingParams
 from services.gateway.openai.base import only
 from services.gateway.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, SamplingFields, check_ids
 
@@ -45,12 +48,18 @@ class CompletionRequest(SamplingFields):
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(_prompts), WithJsonSchema(_PROMPTS)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    echo: Annotated[bool, only(False)] = False
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    echo: bool = False
     suffix: Annotated[str, only("")] = ""
 
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives to report per token of the prompt; None for none of them."""
+        return self.logprobs if self.echo else None
 
     def check(self, vocab_size: int) -> None:
         super().check(vocab_size)
@@ -58,6 +67,15 @@ class CompletionRequest(SamplingFields):
             raise InvalidRequest("best_of other than n is not supported", param="best_of")
         if len(self.prompt) * self.n > MAX_CHOICES:
             raise InvalidRequest(f"prompts times n is over {MAX_CHOICES}", param="n")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("max_tokens of 0 goes with echo: true only", param="max_tokens")
         for prompt in self.prompt:
             if not isinstance(prompt, str):
                 check_ids(prompt, vocab_size, "prompt")
+
+    def sampling(self, max_tokens: int, draw_seed: Callable[[], int]) -> SamplingParams:
+        params = replace(super().sampling(max_tokens, draw_seed), prompt_logprobs=self.num_prompt_logprobs)
+        if self.max_tokens != 0:
+            return params
+        # Nobody sees the token that a worker samples all the same: it shall be none that ends a text.
+        return replace(params, grammar="", ignore_eos=True, stop_token_ids=())

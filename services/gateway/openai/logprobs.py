@@ -31,23 +31,30 @@ class CompletionLogprobs:
         self._bytes_of = bytes_of
         self._offset = 0
 
-    def of(self, tokens: Sequence[Token]) -> dict[str, object]:
-        """{tokens, token_logprobs, top_logprobs, text_offset}; offsets are in characters of token texts."""
+    def of(self, tokens: Sequence[Token], *, first: Token | None = None) -> dict[str, object]:
+        """{tokens, token_logprobs, top_logprobs, text_offset}; offsets are in characters of token texts.
+
+        `first` is a prompt's first token, for which nothing is known: null.
+        """
         texts: list[str] = []
-        values: list[float] = []
-        tops: list[dict[str, float]] = []
+        values: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
         offsets: list[int] = []
-        for token in tokens:
-            if token.logprobs is None:
+        for token in (first, *tokens):
+            if token is None or (token.logprobs is None and token is not first):
                 continue
-            own: TokenLogprobs = token.logprobs
-            texts.append(self._text(token.id))
-            values.append(max(own.logprob, _LOWEST))
-            top = {self._text(other): max(value, _LOWEST) for other, value in own.top}
-            tops.append(top | {texts[-1]: values[-1]})
+            text = self._text(token.id)
+            texts.append(text)
             offsets.append(self._offset)
-            self._offset += len(texts[-1])
+            self._offset += len(text)
+            own = token.logprobs
+            values.append(max(own.logprob, _LOWEST) if own else None)
+            tops.append(self._tops(own, text) if own else None)
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+    def _tops(self, own: TokenLogprobs, text: str) -> dict[str, float]:
+        top = {self._text(other): max(value, _LOWEST) for other, value in own.top}
+        return top | {text: max(own.logprob, _LOWEST)}
 
     def _text(self, token: int) -> str:
         return self._bytes_of(token).decode(errors="replace")

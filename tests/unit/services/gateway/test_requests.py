@@ -121,7 +121,7 @@ def test_a_bad_chat_field_is_named(change: dict[str, Any], param: str) -> None:
         ({"logprobs": 100}, "logprobs"),
         ({"best_of": 2}, "best_of"),
         ({"best_of": 1, "n": 2}, "best_of"),
-        ({"echo": True}, "echo"),
+        ({"echo": "yes"}, "echo"),
         ({"suffix": "end"}, "suffix"),
     ],
 )
