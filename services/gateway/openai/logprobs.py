@@ -53,7 +53,10 @@ class CompletionLogprobs:
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
     def _tops(self, own: TokenLogprobs, text: str) -> dict[str, float]:
-        top = {self._text(other): max(value, _LOWEST) for other, value in own.top}
+        top: dict[str, float] = {}
+        for other, value in own.top:
+            # Of tokens that read alike (halves of characters, say) the likeliest is shown.
+            top.setdefault(self._text(other), max(value, _LOWEST))
         return top | {text: max(own.logprob, _LOWEST)}
 
     def _text(self, token: int) -> str:
