@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
@@ -37,7 +38,8 @@ def main(argv: Sequence[str], console: Console | None = None) -> int:
     arguments = _parser(name, bench).parse_args(rest)
     frame = Frame(console, arguments.url, arguments.router)
     try:
-        outcome = asyncio.run(_until_terminated(bench, frame, arguments))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            outcome = runner.run(_until_terminated(bench, frame, arguments))
     except (ServerRefused, ClusterFailed) as error:
         sys.stderr.write(f"{name}: {error}\n")
         return 1

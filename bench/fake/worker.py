@@ -43,7 +43,7 @@ class FakeFleetSettings(DecodeSettings):
 
 
 class Times:
-    """Wall-clock seconds per request: first when its job came, then of each token."""
+    """Wall-clock seconds per request: first when its job came, then when each token's frame was made."""
 
     def __init__(self) -> None:
         self._of: dict[RequestId, list[float]] = {}
@@ -73,7 +73,7 @@ class TimedDecode(DecodeService):
         return super().submit(job)
 
     def stepped(self, outputs: Seq[StepOutput]) -> None:
-        self._times.emitted(outputs)
+        asyncio.get_running_loop().call_soon(self._times.emitted, outputs)  # just before the frame is made
         super().stepped(outputs)
 
 
