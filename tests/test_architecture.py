@@ -35,6 +35,11 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "common.engine.sampler",
         "common.engine.loading",
     ),
+    "llguidance": (
+        "common.engine.grammar",
+        "common.engine.matchers",
+        "services.gateway.openai.structured",
+    ),
 }
 """Libraries that one place hides, so that they can be replaced or left out of an image."""
 

@@ -17,8 +17,11 @@ from common.errors import InvalidRequest
 MAX_CHARS: Final = 1 << 18
 """Longest grammar that is looked at."""
 
-_LIMITS: Final = LLParserLimits(initial_lexer_fuel=200_000, verbose_errors=False)
-"""A fifth of llguidance's default: no expression may hold the model's thread for more than some 100 ms."""
+_LIMITS: Final = LLParserLimits(
+    initial_lexer_fuel=200_000, max_lexer_states=20_000, max_grammar_size=20_000, verbose_errors=False
+)
+"""Fractions of llguidance's defaults: no grammar is to hold the model's thread for more than some 200 ms, or
+more than some 40 MB. A schema of 2,000 properties passes."""
 
 
 class GrammarCompiler:
@@ -61,7 +64,10 @@ def fill(matcher: LLMatcher, bits: NDArray[np.int32]) -> None:
 
 def explain(matcher: LLMatcher) -> str:
     """Why `matcher` is in error, in a line."""
-    return " ".join(matcher.get_error().split("<state>")[0].split())[:300]
+    said = matcher.get_error().split("<state>")[0].replace("<non-verbose/>", "")
+    if said.startswith("NoExtension"):
+        return "nothing can satisfy it"
+    return " ".join(said.split())[:300]
 
 
 def _read(path: Path, vocab_size: int, eos: list[int]) -> LLTokenizer | None:

@@ -18,6 +18,7 @@ from common.messages.generation import SamplingParams
 from tests.support.tiny_models import END_ID, SPECIAL, VOCAB, make_tokenizer
 
 TOKENIZER = make_tokenizer()
+LARGE = json.dumps({"type": "object", "properties": {f"p{number}": {} for number in range(5000)}})
 WORD = LLMatcher.grammar_from_regex("ab+c?")
 
 
@@ -119,6 +120,8 @@ def test_one_sequence_that_cannot_go_on_fails_alone(compiler: GrammarCompiler) -
     [
         LLMatcher.grammar_from_json_schema('{"type": "foo"}'),
         LLMatcher.grammar_from_json_schema('{"uniqueItems": true}'),
+        LLMatcher.grammar_from_json_schema('{"$ref": "#"}'),
+        LLMatcher.grammar_from_json_schema(LARGE),
         LLMatcher.grammar_from_regex("(unclosed"),
         LLMatcher.grammar_from_regex("(?=look)around"),
         "",
