@@ -60,7 +60,7 @@ class ClusterView:
     | state   | becomes | when |
     |---------|---------|------|
     | unknown | alive   | its first beat |
-    | alive   | suspect | silent for 0.6 s: no new work |
+    | alive   | suspect | silent for 0.6 s: no new work unless all are |
     | suspect | dead    | silent for 3 s |
     | alive, suspect | dead | `note_gone`: nobody answers on its subjects any more |
     | suspect, dead  | alive | it beats again; what was taken from it stays taken |
@@ -164,8 +164,12 @@ class ClusterView:
         return [self._names[name].current for name in sorted(self._names)]
 
     def instances(self, role: Role, exclude: Collection[InstanceRef] = ()) -> list[Instance]:
-        """Those that may get new work, by name: alive, ready, not draining, of our message version."""
-        return [
+        """Those that may get new work, by name: ready, not draining, of our message version, and alive.
+
+        Only when nobody is alive, the suspect ones: on a busy machine a beat may be late, and whoever is
+        asked in vain is excluded by the asker soon.
+        """
+        fit = [
             instance
             for instance in self.all()
             if instance.info.role == role
@@ -173,8 +177,9 @@ class ClusterView:
             and instance.info.ready
             and not instance.info.draining
             and _speaks(instance.info, MESSAGE_VERSION)
-            and self.state(instance.ref) == "alive"
         ]
+        alive = [instance for instance in fit if self.state(instance.ref) == "alive"]
+        return alive or [instance for instance in fit if self.state(instance.ref) == "suspect"]
 
     def _state(self, instance: Instance, heard: float) -> State:
         silence = heard - instance.heard_at

@@ -68,9 +68,9 @@ class Attempt:
 class Exclusions:
     """Whom one choice does not want to be routed to again: three lists of incarnations, as they were met.
 
-    gone: dead, another incarnation by now, or without an answer; never asked again. refused: full or
-    draining. failed: gave the attempt up, perhaps by no fault of its own: let in again when nobody else
-    is left, because a failure never blacklists.
+    gone: dead, or another incarnation by now; never asked again. refused: full or draining. failed: did
+    not answer, or gave the attempt up, perhaps by no fault of its own: let in again when nobody else is
+    left, because a failure never blacklists.
     """
 
     def __init__(self) -> None:

@@ -175,7 +175,7 @@ class ChoiceLife:
         return self._retry(WorkerFailed(f"{worker.instance} refused: {answer.message}"), holding=())
 
     def on_job_lost(self, attempt: int, error: GalleyError) -> list[Effect]:
-        """No answer; the worker may hold the job or not, and is not asked again by this choice."""
+        """No answer: nobody listens there, or the worker is slow and may hold the job."""
         worker = self._attempt.worker
         if self.done or attempt != self._attempt.key.attempt or worker is None:
             return []
@@ -183,9 +183,11 @@ class ChoiceLife:
             return []  # its frames arrive: only the answers were lost
         if not error.retryable:
             return self._give_up(error)
-        self._excluded.gone(worker)
-        holding = () if isinstance(error, NoResponders) else self._attempt.workers
-        return self._retry(error, holding)
+        if isinstance(error, NoResponders):
+            self._excluded.gone(worker)
+            return self._retry(error, ())
+        self._excluded.failed(worker)
+        return self._retry(error, self._attempt.workers)
 
     # --- frames and deaths ------------------------------------------------------------------------
 

@@ -272,10 +272,11 @@ class PrefillService:
         """Find a decode that takes the handoff; while all are full, the KV waits here (design.md 4.6)."""
         gone: list[InstanceRef] = []
         full: list[InstanceRef] = []
+        none_left: GalleyError = NoInstance("no decode instance takes the request")
         while True:
             decode = await self._choose(held, (*gone, *full))
             if decode is None and not full:
-                self._worker.fail(self, held, NoInstance("no decode instance takes the request"))
+                self._worker.fail(self, held, none_left)
                 return
             if decode is None:
                 full.clear()
@@ -294,9 +295,12 @@ class PrefillService:
                 return
             held.decode = None
             log.info("handoff not taken", **labels(held.key), decode=decode.instance, answer=answer)
-            if answer is None:
+            if isinstance(answer, GalleyError):
                 self._abort_decode(held, decode, "rebound")
-            (full if answer and answer.reason == "full" else gone).append(decode)
+            if isinstance(answer, ControlTimeout):
+                none_left = WorkerFailed(f"{decode.instance} did not answer the handoff")  # it may yet
+            is_full = isinstance(answer, Refused) and answer.reason == "full"
+            (full if is_full else gone).append(decode)
 
     async def _choose(self, held: Prefilling, exclude: tuple[InstanceRef, ...]) -> InstanceRef | None:
         """The router's choice; the job's fallback when no router answers in time."""
@@ -320,9 +324,10 @@ class PrefillService:
             return fallback if fallback not in exclude else None
         return answer.decode if isinstance(answer, DecodeRoute) else None
 
-    async def _offer(self, decode: InstanceRef, handoff: KVHandoff) -> Accepted | Refused | None:
-        """Offer twice, unchanged; None when nobody answered."""
+    async def _offer(self, decode: InstanceRef, handoff: KVHandoff) -> Accepted | Refused | GalleyError:
+        """The answer to a handoff, offered twice unchanged; or why there is none."""
         worker = self._worker
+        silence = ControlTimeout("no offer was made")
         for _ in range(2):
             try:
                 return await worker.bus.request(
@@ -332,11 +337,11 @@ class PrefillService:
                     Refused,
                     timeout_s=HANDOFF_ANSWER_S,
                 )
-            except ControlTimeout:
-                continue
-            except (ControlError, MessageInvalid):
-                return None
-        return None
+            except ControlTimeout as error:
+                silence = error
+            except (ControlError, MessageInvalid) as error:
+                return error
+        return silence
 
     def _handoff(self, held: Prefilling, grant: LeaseGrant) -> KVHandoff:
         job, now = held.job, self._worker.clock.now()

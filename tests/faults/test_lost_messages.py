@@ -95,3 +95,15 @@ def test_a_lost_abort_is_repeated_until_nothing_is_held(answered: bool) -> None:
             cluster.assert_idle()
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("kind", ["job", "handoff"])
+def test_the_only_worker_that_did_not_answer_is_asked_again(kind: str) -> None:
+    async def main() -> None:
+        async with SimCluster(prefill=1, decode=1).running() as cluster:
+            lost = cluster.faults.drop(kind, times=2)  # the message and its one repetition
+            async with asyncio.timeout(2 * REPAIRED_WITHIN_S):
+                assert await cluster.ask(PROMPTS[1], SAMPLING) == ANSWERS[1]
+            assert lost.hits == 2
+
+    run_virtual(main())

@@ -83,7 +83,8 @@ class Membership(RuleBasedStateMachine):
         for this in self.silent:
             assert self.view.state(this) == self.expected(this)
         alive = sorted(this for this in self.silent if self.expected(this) == "alive")
-        assert [one.ref for one in self.view.instances("decode")] == alive
+        suspect = sorted(this for this in self.silent if self.expected(this) == "suspect")
+        assert [one.ref for one in self.view.instances("decode")] == (alive or suspect)
 
     def expected(self, this: InstanceRef) -> str:
         silence = self.silent[this]
