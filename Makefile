@@ -9,7 +9,7 @@ MARKERS := not gpu and not system
 # `make up NUM_BLOCKS=512` is `galley up num_blocks=512`: a variable of the command line that is no option of
 # `galley up` is a setting of the services, and galley says so if no service has it.
 GIVEN := $(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $v)),$v))
-UP_OPTIONS := HOST PORT ROUTER_PORT PREFILL DECODE TOPOLOGY CORES CONFIG RUN_DIR
+UP_OPTIONS := HOST PORT ROUTER_PORT PREFILL DECODE GATEWAYS TOPOLOGY CORES CONFIG RUN_DIR
 NOT_SETTINGS := $(UP_OPTIONS) TORCH_INDEX NAME ARGS MARKERS
 lower = $(shell printf '%s' '$1' | tr 'A-Z_' 'a-z-')
 up_arguments = $(foreach v,$(filter $(UP_OPTIONS),$(GIVEN)),--$(call lower,$v)='$($v)') \

@@ -18,6 +18,7 @@ from cli import up as up_command
 from common.errors import GalleyError
 from deploy.local.child import die_with_parent
 from deploy.local.spec import DEFAULT_PORT, ClusterSpec
+from services.gateway.http.keys import hash_line, new_key
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -46,6 +47,7 @@ def up(
     ] = None,
     prefill: Annotated[int, typer.Option(help="prefill workers")] = 1,
     decode: Annotated[int, typer.Option(help="decode workers")] = 1,
+    gateways: Annotated[int, typer.Option(help="gateways, which share the port")] = 1,
     topology: Annotated[str, typer.Option(help="disaggregated, chunked or colocated")] = "disaggregated",
     cores: Annotated[str, typer.Option(help="cores that the workers share out, e.g. 0,2-3")] = "",
     config: Annotated[Path | None, typer.Option(help="TOML file with settings of the services")] = None,
@@ -63,6 +65,7 @@ def up(
             router_port=router_port,
             prefill=prefill,
             decode=decode,
+            gateways=gateways,
             topology=up_command.checked_topology(topology),
             cores=cores,
             config=config,
@@ -73,6 +76,25 @@ def up(
         typer.echo(f"galley: {error.message}", err=True)
         code = 2
     raise typer.Exit(code)
+
+
+@app.command()
+def key(
+    remark: Annotated[str, typer.Argument(help="for whom, to stand beside the hash")] = "",
+    hash_stdin: Annotated[
+        bool, typer.Option(help="hash a key read from stdin, instead of a new one")
+    ] = False,
+) -> None:
+    """Make an API key: the key goes to stderr, the line for api_keys_file to stdout."""
+    if hash_stdin:
+        made = sys.stdin.readline().strip()
+        if not made:
+            typer.echo("galley: stdin has no key", err=True)
+            raise typer.Exit(2)
+    else:
+        made = new_key()
+        typer.echo(made, err=True)
+    typer.echo(hash_line(made, remark))
 
 
 @app.command()

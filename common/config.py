@@ -238,6 +238,22 @@ class GatewaySettings(ModelSettings):
         default=1024, description="pieces per choice that a client may leave unread; more end its request"
     )
     max_body_bytes: PositiveInt = Field(default=16 * 2**20, description="longest HTTP body, in bytes")
+    api_keys_file: Path | None = Field(
+        default=None, description="file of hashed API keys (galley key makes them); else no key is asked for"
+    )
+    cors_origins: str = Field(
+        default="", description="origins of web pages that may use the API, by commas; * is all, empty none"
+    )
+    tls_cert: Path | None = Field(default=None, description="PEM file of the certificate chain; else no TLS")
+    tls_key: Path | None = Field(default=None, description="PEM file of its key; else in tls_cert")
+    reuse_port: bool = Field(
+        default=False, description="share the port with other gateways (SO_REUSEPORT); the kernel spreads"
+    )
+
+    @property
+    def allowed_origins(self) -> frozenset[str]:
+        origins = (origin.strip().rstrip("/") for origin in self.cors_origins.split(","))
+        return frozenset(origin for origin in origins if origin)
 
 
 SERVICES: dict[Role, type[ServiceSettings]] = {

@@ -36,6 +36,11 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class Unauthorized(InvalidRequest):
+    status = 401
+    code = "invalid_api_key"
+
+
 class ModelNotFound(InvalidRequest):
     status = 404
     code = "model_not_found"

@@ -5,6 +5,7 @@ it is told by a function.
 """
 
 import errno
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from aiohttp import web
 
 from common.errors import ConfigError
 from common.observability.metrics import CONTENT_TYPE, ServiceMetrics
+
+MAX_HEADERS = 64
+MAX_HEADER_BYTES = 8190
 
 WhyNotReady = Callable[[], str]
 """Says in a few words what a request would still have to wait for; "" when one can be served."""
@@ -49,11 +53,14 @@ class HttpServer:
     runner: web.AppRunner
     host: str
     port: int
+    scheme: str = "http"
 
     def url(self, host: str = "") -> str:
-        """`http://HOST:PORT`, by another name of this host if given."""
+        """`http://HOST:PORT` (https with TLS), by another name of this host if given."""
         name = host or self.host
-        return f"http://[{name}]:{self.port}" if ":" in name else f"http://{name}:{self.port}"
+        return (
+            f"{self.scheme}://[{name}]:{self.port}" if ":" in name else f"{self.scheme}://{name}:{self.port}"
+        )
 
     async def close(self) -> None:
         """Stop accepting, end what is still running, free the port. Idempotent."""
@@ -61,18 +68,31 @@ class HttpServer:
 
 
 async def serve_http(
-    app: web.Application, host: str, port: int, *, shutdown_timeout_s: float = 0.5
+    app: web.Application,
+    host: str,
+    port: int,
+    *,
+    shutdown_timeout_s: float = 0.5,
+    tls: ssl.SSLContext | None = None,
+    reuse_port: bool = False,
 ) -> HttpServer:
     """Listen on `host`:`port` (0 takes a free one). Raises ConfigError when that cannot be had.
 
     `shutdown_timeout_s` is how long `close` waits for handlers; draining is the service's own business.
-    A handler is cancelled when its client goes away.
+    A handler is cancelled when its client goes away. With `reuse_port` others may listen there as well. More
+    than MAX_HEADERS headers, or one longer than MAX_HEADER_BYTES, are a 400.
     """
     runner = web.AppRunner(
-        app, access_log=None, handler_cancellation=True, shutdown_timeout=shutdown_timeout_s
+        app,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=shutdown_timeout_s,
+        max_headers=MAX_HEADERS,
+        max_line_size=MAX_HEADER_BYTES,
+        max_field_size=MAX_HEADER_BYTES,
     )
     await runner.setup()
-    site = web.TCPSite(runner, host, port, backlog=1024)
+    site = web.TCPSite(runner, host, port, backlog=1024, ssl_context=tls, reuse_port=reuse_port)
     try:
         await site.start()
     except OSError as error:
@@ -80,4 +100,4 @@ async def serve_http(
         taken = error.errno == errno.EADDRINUSE
         reason = "another process listens there; give another port" if taken else error.strerror or str(error)
         raise ConfigError(f"cannot listen on {host}:{port}: {reason}", param="port") from error
-    return HttpServer(runner, host, runner.addresses[0][1])
+    return HttpServer(runner, host, runner.addresses[0][1], "https" if tls else "http")

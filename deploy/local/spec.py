@@ -33,7 +33,8 @@ class ClusterSpec:
     """What to start. `settings` are service settings by key; each goes to the services that have it.
 
     `port` 0 takes a free one. `router_port` None is 8001 beside the default `port`, else a free one.
-    `cores` are shared out among the workers; "" leaves all to all.
+    Several `gateways` share `port`, which must be given then. `cores` are shared out among the workers; ""
+    leaves all to all.
     """
 
     host: str = "127.0.0.1"
@@ -41,6 +42,7 @@ class ClusterSpec:
     router_port: int | None = None
     prefill: int = 1
     decode: int = 1
+    gateways: int = 1
     topology: Topology = "disaggregated"
     config: Path | None = None
     cores: str = ""
@@ -50,9 +52,12 @@ class ClusterSpec:
         if self.topology not in get_args(Topology):
             allowed = ", ".join(get_args(Topology))
             raise ConfigError(f"topology = {self.topology!r}: must be one of {allowed}", param="topology")
-        for name, count, lowest in (("prefill", self.prefill, 0), ("decode", self.decode, 1)):
+        counts = (("prefill", self.prefill, 0), ("decode", self.decode, 1), ("gateways", self.gateways, 1))
+        for name, count, lowest in counts:
             if not lowest <= count <= 64:
                 raise ConfigError(f"{name} = {count}: must be {lowest} to 64 instances", param=name)
+        if self.gateways > 1 and not self.port:
+            raise ConfigError("several gateways share one port: say which", param="port")
         known = {key for cls in SERVICES.values() for key in keys_of(cls)}
         for key in self.settings:
             if key not in known:
@@ -93,7 +98,7 @@ def plan_processes(spec: ClusterSpec) -> list[ProcessSpec]:
             _worker(spec, role, name, share, len(workers))
             for (role, name), share in zip(workers, shares, strict=True)
         ),
-        _process(spec, "gateway", "gateway-0", {"port": str(spec.port)}),
+        *(_gateway(spec, number) for number in range(spec.gateways)),
     ]
 
 
@@ -134,6 +139,12 @@ def _worker(spec: ClusterSpec, role: Role, name: str, share: tuple[int, ...], wo
     if "policy" in unset and spec.topology == "colocated":
         chosen["policy"] = "prefill_first"
     return _process(spec, role, name, chosen)
+
+
+def _gateway(spec: ClusterSpec, number: int) -> ProcessSpec:
+    """One of the gateways; the kernel gives each connection to one of those that share the port."""
+    chosen = {"port": str(spec.port)} | ({"reuse_port": "true"} if spec.gateways > 1 else {})
+    return _process(spec, "gateway", f"gateway-{number}", chosen)
 
 
 def _process(spec: ClusterSpec, role: Role, name: str, chosen: Mapping[str, str]) -> ProcessSpec:

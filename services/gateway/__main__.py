@@ -15,11 +15,15 @@ from common.runtime.service import ServiceContext, run_service
 from common.transport.nats import NatsTransport
 from services.gateway.gateway import Gateway, unique_ref
 from services.gateway.http.api import make_app
+from services.gateway.http.edge import guard, tls_context
+from services.gateway.http.keys import read_keys
 from services.gateway.tokenizing import ModelTokenizer, TokenizerPool, Vocabulary
 
 
 async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
     """Tokenizer first, because nothing can be said without it; then HTTP; then the bus."""
+    keys = read_keys(settings.api_keys_file) if settings.api_keys_file else None
+    tls = tls_context(settings.tls_cert, settings.tls_key)
     vocabulary = await asyncio.to_thread(read_vocabulary, settings)
     grammars = await asyncio.to_thread(read_grammars, settings, vocabulary)
     tokenizers = TokenizerPool(vocabulary.tokenizer, vocabulary.max_model_len, grammars=grammars)
@@ -34,7 +38,8 @@ async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
         metrics=GatewayMetrics(settings.instance),
     )
     app = make_app(gateway, tokenizers, context.clock, max_body_bytes=settings.max_body_bytes)
-    http = await serve_http(app, settings.host, settings.port)
+    guard(app, keys, settings.allowed_origins)
+    http = await serve_http(app, settings.host, settings.port, tls=tls, reuse_port=settings.reuse_port)
     try:
         gateway.listens_at(http.url(settings.reachable_host))
         context.announce(http.url(settings.reachable_host))

@@ -20,6 +20,7 @@ from common.errors import (
     UnsupportedMediaType,
 )
 from common.ids import IdSource
+from services.gateway.http.edge import check_depth
 from services.gateway.openai.answers import error_body, error_headers
 
 LABEL = web.RequestKey("client_id", str)
@@ -29,6 +30,9 @@ _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
 
 BODY_TIMEOUT_S = 60.0
 """How long a client may take to send its body."""
+
+INLINE_BYTES = 128 * 1024
+"""Bodies up to this are looked through on the event loop; longer ones would hold it for too long."""
 
 log = structlog.get_logger()
 
@@ -77,7 +81,7 @@ async def read_body(request: web.Request) -> bytes:
         raise UnsupportedMediaType(f"send application/json, not {kind}")
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await request.read()
+            body = await request.read()
     except (web.HTTPException, ConnectionError):
         raise
     except TimeoutError:
@@ -85,6 +89,11 @@ async def read_body(request: web.Request) -> bytes:
     except Exception as error:  # broken chunks or a broken Content-Encoding
         request.content.feed_eof()  # else aiohttp goes on reading, and fails
         raise InvalidRequest(f"the body cannot be read: {error}") from error
+    if len(body) <= INLINE_BYTES:
+        check_depth(body)
+    else:
+        await asyncio.to_thread(check_depth, body)
+    return body
 
 
 def _of_http(error: web.HTTPException, request: web.Request) -> GalleyError:

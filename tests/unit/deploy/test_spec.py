@@ -130,3 +130,12 @@ def test_what_cannot_be_started_is_named(spec: dict[str, object], said: str) -> 
 )
 def test_cores_are_cut_into_runs(cores: str, workers: int, shares: list[tuple[int, ...]]) -> None:
     assert share_cores(cores, workers) == shares
+
+
+def test_gateways_share_one_port() -> None:
+    plans = [plan for plan in plan_processes(ClusterSpec(gateways=2, port=9000)) if plan.role == "gateway"]
+    assert [plan.name for plan in plans] == ["gateway-0", "gateway-1"]
+    assert all("--reuse-port=true" in plan.argv and "--port=9000" in plan.argv for plan in plans)
+    assert "--reuse-port=true" not in plan_processes(ClusterSpec())[-1].argv
+    with pytest.raises(ConfigError, match="share one port"):
+        ClusterSpec(gateways=2, port=0)
