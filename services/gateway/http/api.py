@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from common.clock import Clock
 from common.observability.http import add_probes, json_response
@@ -22,6 +23,7 @@ from services.gateway.http.tokens import TokensApi
 from services.gateway.openai.answers import AnswerHead, ChatShape, CompletionShape, Echo
 from services.gateway.openai.chat import ChatRequest
 from services.gateway.openai.completions import CompletionRequest
+from services.gateway.openai.openapi import document
 from services.gateway.openai.sampling import SamplingFields
 from services.gateway.tokenizing import TokenizerPool
 
@@ -36,8 +38,25 @@ def make_app(
     serving = Serving(gateway, tokenizers, clock)
     for endpoints in (OpenAIApi(serving), ResponsesApi(serving), TokensApi(serving)):
         app.add_routes(endpoints.routes())
+    app.add_routes([web.get("/openapi.json", describe(serving))])
     add_probes(app, gateway.metrics, gateway.why_not_ready)
     return app
+
+
+def describe(serving: Serving) -> Handler:
+    """The handler of /openapi.json."""
+    tokenizers = serving.tokenizers
+    told = document(
+        serving.model,
+        tokenizers.max_model_len,
+        tokenizers.tokenizer.vocab_size,
+        takes_empty_prompt=bool(tokenizers.tokenizer.encode("")),
+    )
+
+    async def openapi(_: web.Request) -> web.Response:
+        return json_response(told)
+
+    return openapi
 
 
 class OpenAIApi:

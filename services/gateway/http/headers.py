@@ -3,6 +3,7 @@
 Knows nothing of bodies.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -12,6 +13,8 @@ from common.messages.generation import SLO
 TTFT: Final = "X-Galley-TTFT-Ms"
 TPOT: Final = "X-Galley-TPOT-Ms"
 TIMING: Final = "X-Galley-Timing"
+
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?")
 
 MAX_BUDGET_MS: Final = 86_400_000.0
 """A day."""
@@ -35,7 +38,7 @@ def _budget_s(headers: Mapping[str, str], name: str) -> float | None:
     if name not in headers:
         return None
     value = headers[name].strip()
-    milliseconds = float(value) if value.isascii() and value.replace(".", "", 1).isdigit() else 0.0
+    milliseconds = float(value) if _NUMBER.fullmatch(value) else 0.0
     if not 0 < milliseconds <= MAX_BUDGET_MS:
         raise InvalidRequest(f"{name} is a number of milliseconds, above 0", param=name)
     return milliseconds / 1000

@@ -19,7 +19,7 @@ class TokensApi:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         def check(ask: TokenizeRequest) -> None:
-            self._serving.check_model(ask.model or self._serving.model)
+            self._serving.check_model(self._serving.model if ask.model is None else ask.model)
             ask.check()
 
         with self._serving.counting_refusals():
@@ -33,7 +33,7 @@ class TokensApi:
 
     async def detokenize(self, request: web.Request) -> web.Response:
         def check(ask: DetokenizeRequest) -> None:
-            self._serving.check_model(ask.model or self._serving.model)
+            self._serving.check_model(self._serving.model if ask.model is None else ask.model)
             ask.check(self._tokenizers.tokenizer.vocab_size)
 
         with self._serving.counting_refusals():

@@ -4,10 +4,10 @@ Knows nothing of particular requests and of HTTP.
 """
 
 import json
-from typing import Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from common.errors import InvalidRequest
@@ -15,10 +15,31 @@ from common.errors import InvalidRequest
 R = TypeVar("R", bound=BaseModel)
 
 
+MARK: Final = "x-galley"
+"""In a JSON schema: what the served model decides (a highest token, say) goes here; see openapi.py."""
+
+
 class OpenAIModel(BaseModel):
     """Types are taken as they are ("5" is no number), and a field that we do not know is an error."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+ModelName = Annotated[str, Field(json_schema_extra={MARK: "model"})]
+TOKEN: Final[Any] = {"type": "integer", "minimum": 0, MARK: "token"}
+
+
+def either(*branches: dict[str, Any]) -> ConfigDict:
+    """For models whose fields go together in some ways only: one of `branches` has to hold in the schema."""
+    return ConfigDict(json_schema_extra={"anyOf": list(branches)})
+
+
+NULL: Final[Any] = {"type": "null"}
+STREAM_OPTIONS: Final = either(
+    {"properties": {"stream_options": NULL}},
+    {"properties": {"stream": {"const": True}}, "required": ["stream"]},
+)
+"""stream_options goes with stream: true only."""
 
 
 class only:

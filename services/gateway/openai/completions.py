@@ -8,7 +8,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from common.errors import InvalidRequest
 from common.messages.generation import SamplingParams
-from services.gateway.openai.base import only
+from services.gateway.openai.base import MARK, TOKEN, only
 from services.gateway.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, SamplingFields, check_ids
 
 Prompt = str | tuple[int, ...]
@@ -37,8 +37,8 @@ def _prompt(value: Any) -> Prompt:
     return tuple(value)
 
 
-_IDS: Final[Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_ONE: Final[Any] = {"anyOf": [{"type": "string"}, _IDS]}
+_IDS: Final[Any] = {"type": "array", "items": TOKEN, "minItems": 1, MARK: "prompt_ids"}
+_ONE: Final[Any] = {"anyOf": [{"type": "string", MARK: "prompt"}, _IDS]}
 _PROMPTS: Final[Any] = {
     "anyOf": [*_ONE["anyOf"], {"type": "array", "items": _ONE, "minItems": 1, "maxItems": MAX_CHOICES}]
 }

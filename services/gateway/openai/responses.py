@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from common.errors import InvalidRequest
-from services.gateway.openai.base import OpenAIModel, only
+from services.gateway.openai.base import STREAM_OPTIONS, ModelName, OpenAIModel, only
 from services.gateway.openai.chat import ChatMessage, ChatRequest
 from services.gateway.openai.sampling import StreamOptions
 from services.gateway.openai.structured import Constraint, JsonSchemaFormat, ResponseFormat
@@ -86,7 +86,9 @@ class TextConfig(OpenAIModel):
 
 
 class ResponsesRequest(OpenAIModel):
-    model: str
+    model_config = STREAM_OPTIONS
+
+    model: ModelName
     input: Annotated[_Messages, BeforeValidator(_as_messages, json_schema_input_type=str | _Messages)]
     instructions: str | None = None
     stream: bool = False

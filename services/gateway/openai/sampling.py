@@ -11,7 +11,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from common.errors import InvalidRequest
 from common.messages.generation import SamplingParams
-from services.gateway.openai.base import OpenAIModel, only
+from services.gateway.openai.base import STREAM_OPTIONS, TOKEN, ModelName, OpenAIModel, only
 from services.gateway.openai.structured import (
     Choices,
     Constraint,
@@ -64,7 +64,7 @@ _STOPS: Final[Any] = {
         {"type": "array", "items": _STOP, "maxItems": MAX_STOPS},
     ]
 }
-_TOKEN_IDS: Final[Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 1024}
+_TOKEN_IDS: Final[Any] = {"type": "array", "items": TOKEN, "maxItems": 1024}
 _BIASES: Final[Any] = {
     "type": "object",
     "propertyNames": {"pattern": "^[0-9]+$"},
@@ -82,14 +82,16 @@ class StreamOptions(OpenAIModel):
 class SamplingFields(OpenAIModel):
     """Fields of both endpoints; extensions to OpenAI's are named as vLLM names them."""
 
-    model: str
+    model_config = STREAM_OPTIONS
+
+    model: ModelName
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
     ignore_eos: bool = False
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 64) - 1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] = 0

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from common.errors import InvalidRequest
-from services.gateway.openai.base import OpenAIModel, only
+from services.gateway.openai.base import NULL, TOKEN, ModelName, OpenAIModel, either, only
 from services.gateway.openai.chat import ChatMessage
 from services.gateway.openai.sampling import check_ids
 
@@ -19,7 +19,12 @@ def _token_ids(value: Any) -> tuple[int, ...]:
 class TokenizeRequest(OpenAIModel):
     """Either a prompt or messages, which become the prompt that the chat template makes of them."""
 
-    model: str = ""
+    model_config = either(
+        {"properties": {"messages": NULL, "prompt": {"type": "string"}}, "required": ["prompt"]},
+        {"properties": {"prompt": NULL, "messages": {"type": "array"}}, "required": ["messages"]},
+    )
+
+    model: ModelName | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] | None = None
     add_generation_prompt: Annotated[bool, only(True)] = True
@@ -34,11 +39,11 @@ class TokenizeRequest(OpenAIModel):
 
 
 class DetokenizeRequest(OpenAIModel):
-    model: str = ""
+    model: ModelName | None = None
     tokens: Annotated[
         tuple[int, ...],
         PlainValidator(_token_ids),
-        WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}}),
+        WithJsonSchema({"type": "array", "items": TOKEN}),
     ]
 
     def check(self, vocab_size: int) -> None:
