@@ -99,6 +99,8 @@ class LocalCluster:
         self.check_ports()
         self.run_dir, self._lock = claim_run_dir(self.run_dir, self.spec.port)
         try:
+            for old in (self.run_dir / "logs").glob("*.log"):
+                old.unlink(missing_ok=True)
             async with asyncio.timeout(self._start_timeout_s):
                 await self._start_all()
         except BaseExceptionGroup as group:

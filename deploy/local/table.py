@@ -66,10 +66,12 @@ class StartView:
 
     def _table(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for heading in ("process", "state", "pid", "address", "doing"):
-            table.add_column(heading, no_wrap=True, overflow="ellipsis")
+        for heading in ("process", "state", "pid", "address"):
+            table.add_column(heading, no_wrap=True)
+        table.add_column("doing")  # rich narrows only columns that may wrap; the text itself is cut
         for child in self._children.values():
-            doing = "" if child.state == "ready" else (child.last_lines(1) or [""])[0]
+            news = "" if child.state == "ready" else (child.last_lines(1) or [""])[0]
+            doing = Text(news, no_wrap=True, overflow="ellipsis")
             state = Text(child.state, style=_STYLES[child.state])
-            table.add_row(child.name, state, str(child.pid or ""), child.address, Text(doing))
+            table.add_row(child.name, state, str(child.pid or ""), child.address, doing)
         return table
