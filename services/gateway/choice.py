@@ -153,7 +153,7 @@ class ChoiceLife:
     def _on_rejected(self, answer: Rejected) -> list[Effect]:
         wait = answer.retry_after_s
         if answer.reason == "too_long":
-            return self._give_up(ContextLengthExceeded(answer.message, param="prompt"))
+            return self._no_room(answer.message)
         if answer.reason == "overloaded":
             return self._give_up(Overloaded(answer.message, retry_after_s=wait))
         if self._excluded.full:
@@ -170,7 +170,7 @@ class ChoiceLife:
         if self.done or attempt != self._attempt.key.attempt or worker is None:
             return []
         if answer.reason == "invalid":
-            return self._give_up(ContextLengthExceeded(answer.message, param="prompt"))
+            return self._no_room(answer.message)
         self._excluded.refused(worker, answer.reason)
         return self._retry(WorkerFailed(f"{worker.instance} refused: {answer.message}"), holding=())
 
@@ -298,6 +298,12 @@ class ChoiceLife:
         if ids[-1] in stops or (not sampling.ignore_eos and ids[-1] in self._envelope.eos_ids):
             return Finished(self.index, "stop", ids[-1])
         return Finished(self.index, "length") if len(ids) >= sampling.max_tokens else None
+
+    def _no_room(self, message: str) -> list[Effect]:
+        """Nobody can hold the choice as long as it is by now: what has been said so far is the answer."""
+        if not self._output.ids:
+            return self._give_up(ContextLengthExceeded(message, param="prompt"))
+        return [*self.end("superseded"), Finished(self.index, "length", None)]
 
     def _give_up(self, error: GalleyError) -> list[Effect]:
         return [*self.end("superseded"), GaveUp(self.index, error)]

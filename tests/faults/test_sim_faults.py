@@ -233,3 +233,22 @@ def test_a_gateway_that_was_taken_for_dead_serves_on() -> None:
                 assert await cluster.ask_all(PROMPTS, SAMPLING) == ANSWERS
 
     run_virtual(main())
+
+
+def test_a_stream_that_moves_to_a_pool_too_small_for_it_ends_with_what_it_has() -> None:
+    async def main() -> None:
+        cluster = SimCluster(prefill=0, decode=2, topology="chunked")
+        cluster.pools["decode-1"] = 12
+        async with cluster.running():
+            sampling = SamplingParams(max_tokens=400, seed=5)
+            prompt = PROMPTS[4]
+            expected = MODEL.expected_tokens(prompt, sampling)
+            asking = asyncio.ensure_future(cluster.ask(prompt, sampling))
+            await asyncio.sleep(6)  # longer by now than decode-1 can hold
+            assert cluster.workers["decode-0"].host.worker.held
+            await cluster.kill("decode-0")
+            answer = await asking
+            assert answer == expected[: len(answer)]
+            assert len(answer) > 12 * 16 - len(prompt)
+
+    run_virtual(main())
