@@ -1,11 +1,10 @@
-"""The times of one request, as the gateway sees it: what TTFT, TPOT and ITL are computed from.
+"""The times of one request, as the gateway sees it: what TTFT, TPOT and stage times are computed from.
 
 Pure: every time is passed in, in seconds of one monotonic clock. Knows nothing of metrics and logs; the
 gateway writes one canonical log line and the histograms from it.
 """
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal
 
 Stage = Literal["queued", "prefilling", "waiting_for_kv", "decoding"]
@@ -14,11 +13,13 @@ Stage = Literal["queued", "prefilling", "waiting_for_kv", "decoding"]
 
 @dataclass(slots=True)
 class RequestTimeline:
-    """Append-only. `tokens` has one (time, number of new tokens) entry for each arrival of tokens."""
+    """A few numbers, however long the answer: the times of the first and the last token, and their count."""
 
     arrived: float
     stages: list[tuple[Stage, float]] = field(default_factory=list)
-    tokens: list[tuple[float, int]] = field(default_factory=list)
+    num_tokens: int = 0
+    first_token: float | None = None
+    last_token: float | None = None
     finished: float | None = None
 
     def enter(self, stage: Stage, now: float) -> None:
@@ -27,33 +28,25 @@ class RequestTimeline:
 
     def emitted(self, now: float, count: int = 1) -> None:
         """Note `count` output tokens that arrived together."""
-        self.tokens.append((now, count))
+        if self.first_token is None:
+            self.first_token = now
+        self.last_token = now
+        self.num_tokens += count
 
     def finish(self, now: float) -> None:
         self.finished = now
 
     @property
-    def num_tokens(self) -> int:
-        return sum(count for _, count in self.tokens)
-
-    @property
     def ttft_s(self) -> float | None:
         """Seconds from arrival to the first token; None before it."""
-        return self.tokens[0][0] - self.arrived if self.tokens else None
+        return None if self.first_token is None else self.first_token - self.arrived
 
     @property
     def tpot_s(self) -> float | None:
         """Mean seconds per output token after the first; None with fewer than two tokens."""
-        if self.num_tokens < 2:
+        if self.num_tokens < 2 or self.first_token is None or self.last_token is None:
             return None
-        return (self.tokens[-1][0] - self.tokens[0][0]) / (self.num_tokens - 1)
-
-    def itl_s(self) -> list[float]:
-        """The gap before every token but the first; tokens that came together have none between."""
-        gaps = [0.0] * (self.tokens[0][1] - 1) if self.tokens else []
-        for (before, _), (now, count) in pairwise(self.tokens):
-            gaps += [now - before] + [0.0] * (count - 1)
-        return gaps
+        return (self.last_token - self.first_token) / (self.num_tokens - 1)
 
     def stage_s(self) -> dict[Stage, float]:
         """Seconds spent in each stage that was entered; the last one ends with the request."""

@@ -1,6 +1,7 @@
 """`python -m services.gateway`: the gateway as a process."""
 
 import asyncio
+import gc
 import sys
 
 from common import model_files
@@ -26,6 +27,8 @@ async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
     tls = tls_context(settings.tls_cert, settings.tls_key)
     vocabulary = await asyncio.to_thread(read_vocabulary, settings)
     grammars = await asyncio.to_thread(read_grammars, settings, vocabulary)
+    gc.collect()
+    gc.freeze()  # else every full collection walks through all of transformers, for a tenth of a second
     tokenizers = TokenizerPool(vocabulary.tokenizer, vocabulary.max_model_len, grammars=grammars)
     bus = MessageBus(NatsTransport(settings.nats_url, name=settings.instance), Subjects(settings.cluster))
     gateway = Gateway(

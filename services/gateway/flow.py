@@ -4,7 +4,7 @@ Synchronous, on the event loop. What has to be asked of others goes to the `Erra
 nothing of the bus, HTTP and waiting.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
@@ -47,7 +47,7 @@ class Errands(Protocol):
 
 
 class RequestFlow:
-    """Joins owner, text, reply and record of one request. `feed` takes what has happened to it."""
+    """Joins owner, text, reply and record of one request. `feed` and `items` take what has happened to it."""
 
     def __init__(
         self,
@@ -84,19 +84,33 @@ class RequestFlow:
     def start(self) -> None:
         self.feed(self.owner.start)
 
-    def item(self, source: InstanceRef, item: FrameItem) -> None:
-        """An item of a frame; what is old or strange changes nothing."""
-        plain = isinstance(item, TokensItem) and self.record.stage == "decoding"
-        self.feed(partial(self.owner.on_item, source, item), moved=not plain)
+    def items(self, source: InstanceRef, items: Iterable[FrameItem]) -> None:
+        """What a frame has about this request; what is old or strange changes nothing."""
+        for item in items:
+            plain = type(item) is TokensItem and self.record.stage == "decoding"
+            self._carry_out(partial(self.owner.on_item, source, item), moved=not plain)
+        self._deliver()
 
     def feed(
         self, decide: Callable[[], list[Effect]], *, moved: bool = True, ended_by: AbortReason | None = None
     ) -> None:
         """Have the owner decide, and carry it out; `moved` says that the request's stage may have changed.
 
-        `ended_by` is why, if this ends the request without an answer. What cannot be digested ends this
-        request, not the gateway with all others.
+        `ended_by` is why, if this ends the request without an answer.
         """
+        self._carry_out(decide, moved=moved, ended_by=ended_by)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        try:
+            self.reply.deliver()
+        except Exception:
+            self._broke()
+
+    def _carry_out(
+        self, decide: Callable[[], list[Effect]], *, moved: bool, ended_by: AbortReason | None = None
+    ) -> None:
+        """What cannot be digested ends this request, not the gateway with all others."""
         try:
             for effect in decide():
                 self._perform(effect)
@@ -107,8 +121,11 @@ class RequestFlow:
             elif moved:
                 self.record.enter(self.owner.stage, self._clock.now())
         except Exception:
-            log.exception("request broke", request_id=self.generation.request)
-            self.abort("internal", GalleyError("something went wrong inside the gateway"))
+            self._broke()
+
+    def _broke(self) -> None:
+        log.exception("request broke", request_id=self.generation.request)
+        self.abort("internal", GalleyError("something went wrong inside the gateway"))
 
     def time(self) -> None:
         """One of the deadlines may have passed."""

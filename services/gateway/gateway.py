@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 
 import structlog
 
@@ -17,7 +18,7 @@ from common.errors import ContextLengthExceeded, NoInstance, Overloaded
 from common.ids import IdSource, InstanceId, InstanceRef, RequestId
 from common.messages.cluster import MESSAGE_VERSION, Beat, GatewayBeat, InstanceInfo, RouterBeat, WorkerBeat
 from common.messages.generation import Abort
-from common.messages.stream import Frame
+from common.messages.stream import Frame, FrameItem
 from common.observability.metrics import GatewayMetrics
 from common.observability.timeline import RequestTimeline, Stage
 from common.runtime.bus import MessageBus
@@ -195,13 +196,14 @@ class Gateway:
         if not self._intake.take(frame):
             return
         source = InstanceRef(frame.instance, frame.incarnation)
-        for item in frame.items:
-            flow = self._flows.get(item.key.request)
+        for request, items in groupby(frame.items, _request_of):
+            flow = self._flows.get(request)
             if flow is not None:
-                flow.item(source, item)
-            elif item.key.request not in self._recent:
-                abort = Abort(item.key, self._settings.request_timeout_s, "not_owned")
-                self._dispatcher.send_abort(SendAbort(source, abort))
+                flow.items(source, items)
+            elif request not in self._recent:
+                for item in items:
+                    abort = Abort(item.key, self._settings.request_timeout_s, "not_owned")
+                    self._dispatcher.send_abort(SendAbort(source, abort))
 
     def _on_beat(self, beat: Beat, _answer: Answer) -> None:
         self._members.on_beat(beat)
@@ -274,6 +276,10 @@ class Gateway:
 
     def _num_in(self, stage: Stage) -> int:
         return sum(flow.record.stage == stage for flow in self._flows.values())
+
+
+def _request_of(item: FrameItem) -> RequestId:
+    return item.key.request
 
 
 def unique_ref(ref: InstanceRef) -> InstanceRef:

@@ -36,8 +36,8 @@ class RequestRecord:
             return
         metrics = self.metrics
         metrics.generated_tokens.inc(count)
-        if self.timeline.tokens:
-            metrics.itl_seconds.observe(now - self.timeline.tokens[-1][0])
+        if (last := self.timeline.last_token) is not None:
+            metrics.itl_seconds.observe(now - last)
         else:
             metrics.ttft_seconds.observe(now - self.timeline.arrived)
         for _ in range(count - 1):

@@ -16,6 +16,9 @@ Batch = list[Delta]
 class Reply:
     """Async iterator over batches: everything that arrived since the last one, in order.
 
+    What is `put` is handed on by `deliver`: to `push` at once, if there is one and it takes the batch, which
+    saves the reader's task a turn of the event loop; else to the iteration.
+
     | state | event             | next                                                                |
     |-------|-------------------|---------------------------------------------------------------------|
     | open  | put               | open; ended by `on_overflow` when more than `limit` deltas wait     |
@@ -44,6 +47,8 @@ class Reply:
         self._news = asyncio.Event()
         self.on_lost: Callable[[], None] | None = None
         """Called when the reader was too slow: it may hang in a write that only this can end."""
+        self.push: Callable[[Batch], bool] | None = None
+        """Takes a batch without waiting, or says that it cannot now. Not called any more once ended."""
 
     @property
     def usage(self) -> Usage:
@@ -59,9 +64,17 @@ class Reply:
         if self._ended:
             return
         self._waiting.append(delta)
-        self._news.set()
         if len(self._waiting) > self._limit:
             self._on_overflow()
+
+    def deliver(self) -> None:
+        """Hand on what was put; after the last of several puts."""
+        if not self._waiting:
+            return
+        if self.push is not None and not self._ended and self.push(self._waiting):
+            self._waiting = []
+        else:
+            self._news.set()
 
     def end(self) -> None:
         self._ended = True

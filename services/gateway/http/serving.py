@@ -140,6 +140,7 @@ async def _stream(request: web.Request, reply: Reply, narrator: Narrator) -> web
     try:
         await stream.begin()
         await stream.write(narrator.tell(first, reply))
+        reply.push = lambda batch: stream.free and stream.send(narrator.tell(batch, reply))
         await stream.end(await _rest(reply, narrator, stream))
     except ConnectionError:
         pass  # the client is gone; the caller closes the reply, which aborts what runs for it

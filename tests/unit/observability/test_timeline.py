@@ -1,4 +1,4 @@
-"""TTFT, TPOT, ITL and stage times from hand-made times."""
+"""TTFT, TPOT and stage times from hand-made times."""
 
 import pytest
 
@@ -7,21 +7,19 @@ from common.observability.timeline import RequestTimeline
 
 def test_latencies_of_three_arrivals() -> None:
     timeline = RequestTimeline(arrived=10.0)
-    assert (timeline.ttft_s, timeline.tpot_s, timeline.itl_s()) == (None, None, [])
+    assert (timeline.ttft_s, timeline.tpot_s) == (None, None)
     timeline.emitted(10.5)
-    assert (timeline.ttft_s, timeline.tpot_s, timeline.itl_s()) == (0.5, None, [])
+    assert (timeline.ttft_s, timeline.tpot_s) == (0.5, None)
     timeline.emitted(10.7, count=2)
     timeline.emitted(11.1)
     assert timeline.num_tokens == 4
     assert timeline.ttft_s == 0.5
     assert timeline.tpot_s == pytest.approx(0.6 / 3)
-    assert timeline.itl_s() == pytest.approx([0.2, 0.0, 0.4])
 
 
-def test_tokens_that_come_first_together_have_no_gap() -> None:
+def test_tokens_that_come_first_together_take_no_time() -> None:
     timeline = RequestTimeline(arrived=0.0)
     timeline.emitted(1.0, count=3)
-    assert timeline.itl_s() == [0.0, 0.0]
     assert timeline.tpot_s == 0.0
 
 
