@@ -22,6 +22,12 @@ Schema = dict[str, Any]
 
 _REFS: Final = "#/components/schemas/{model}"
 
+TTFT: Final = "X-Galley-TTFT-Ms"
+TPOT: Final = "X-Galley-TPOT-Ms"
+TIMING: Final = "X-Galley-Timing"
+BUDGET: Final = r"^[1-9][0-9]{0,7}(\.[0-9]{1,3})?$"
+"""Milliseconds, as a header spells them."""
+
 ERRORS: Final = {
     400: "The request is not valid; `param` names the field where it is one.",
     401: "An API key is needed, and this is none.",
@@ -134,7 +140,8 @@ def _nodes(schema: object) -> Iterator[Schema]:
 def _post(post: Post) -> Schema:
     content: Schema = {"application/json": {"schema": _ref(post.answer)}}
     if post.generates:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+        content["text/event-stream"] = {"schema": event}
     return {
         "summary": post.summary,
         "operationId": post.path.strip("/").replace("/", "_"),
@@ -163,11 +170,16 @@ def _get(get: Get, model: str) -> Schema:
 
 
 def _generation_headers() -> list[Schema]:
-    budget = {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400_000}
+    budget = {"type": "string", "pattern": BUDGET}
     return [
-        {"name": "X-Galley-TTFT-Ms", "in": "header", "schema": budget},
-        {"name": "X-Galley-TPOT-Ms", "in": "header", "schema": budget},
-        {"name": "X-Galley-Timing", "in": "header", "schema": {"enum": ["0", "1"]}},
+        {
+            "name": TTFT,
+            "in": "header",
+            "description": "SLO: ms to the first token",
+            "schema": budget,
+        },
+        {"name": TPOT, "in": "header", "description": "SLO: ms per later token", "schema": budget},
+        {"name": TIMING, "in": "header", "description": "1: add `galley`", "schema": {"enum": ["0", "1"]}},
     ]
 
 
