@@ -105,7 +105,7 @@ def _decoder(hint: Any) -> Decoder:
     if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
         hints = get_type_hints(hint)
         members = tuple(_decoder(hints[name]) for name in hint._fields)
-        return _record(lambda values: hint(*values), members)
+        return _record(hint._make, members)  # type: ignore[attr-defined]
     if is_dataclass(hint) and isinstance(hint, type):
         return _tagged((hint,)) if hasattr(hint, "KIND") else _dataclass(hint)
     if hint in (int, str, bool, float):
@@ -114,10 +114,10 @@ def _decoder(hint: Any) -> Decoder:
 
 
 def _scalar(cls: type) -> Decoder:
-    accepted: tuple[type, ...] = (int, float) if cls is float else (cls,)
+    accepted = (int, float) if cls is float else (cls,)
 
     def check(raw: Any) -> Any:
-        if not isinstance(raw, accepted) or (isinstance(raw, bool) and cls is not bool):
+        if type(raw) not in accepted:  # JSON knows no subclasses, and a bool is no int here
             raise MessageInvalid(f"expected {cls.__name__}, got {type(raw).__name__}")
         return raw
 
@@ -137,16 +137,18 @@ def _sequence(item: Decoder) -> Decoder:
     def build(raw: Any) -> Any:
         if not isinstance(raw, list):
             raise MessageInvalid(f"expected an array, got {type(raw).__name__}")
-        return tuple(item(value) for value in raw)
+        return tuple([item(value) for value in raw])
 
     return build
 
 
-def _record(cls: Callable[[Any], Any], members: tuple[Decoder, ...]) -> Decoder:
+def _record(make: Callable[[Any], Any], members: tuple[Decoder, ...]) -> Decoder:
+    count = len(members)
+
     def build(raw: Any) -> Any:
-        if not isinstance(raw, list) or len(raw) != len(members):
-            raise MessageInvalid(f"expected an array of {len(members)}")
-        return cls(decoder(value) for decoder, value in zip(members, raw, strict=True))
+        if not isinstance(raw, list) or len(raw) != count:
+            raise MessageInvalid(f"expected an array of {count}")
+        return make([decoder(value) for decoder, value in zip(members, raw, strict=True)])
 
     return build
 

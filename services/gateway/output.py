@@ -25,6 +25,11 @@ class OutputTokens:
 
     def add(self, item: TokensItem) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
         """Token ids (and logprobs) that are new and in order now because of `item`."""
+        if not self._early and item.index == len(self.ids):
+            next_ids = item.token_ids[: self._limit - len(self.ids)]
+            next_logprobs = item.logprobs[: len(next_ids)]
+            self.ids.extend(next_ids)
+            return next_ids, next_logprobs if len(next_logprobs) == len(next_ids) else ()
         known = self._early.get(item.index)
         if (known is None or len(item.token_ids) > len(known.token_ids)) and item.index < self._limit:
             self._early[item.index] = item
