@@ -235,7 +235,7 @@ class GatewaySettings(ModelSettings):
     max_attempts: int = Field(default=4, ge=1, le=100, description="how often one choice is started at most")
     max_requests: PositiveInt = Field(default=4096, description="requests in flight; more get 429")
     max_unread: PositiveInt = Field(
-        default=256, description="pieces per choice that a client may leave unread; more end its request"
+        default=512, description="pieces per choice that a client may leave unread; more end its request"
     )
     max_body_bytes: PositiveInt = Field(default=16 * 2**20, description="longest HTTP body, in bytes")
     api_keys_file: Path | None = Field(

@@ -12,7 +12,7 @@ from aiohttp import HttpVersion11, web
 
 DONE = b"data: [DONE]\n\n"
 SEND_BUFFER = 32 * 1024
-"""Bytes that the kernel and asyncio may each hold for a slow reader, before it is noticed."""
+"""Bytes that the kernel is asked to hold for a slow reader, before it is noticed; it takes twice that."""
 STALL_S = 60.0
 """How long one write may wait for a client that does not read."""
 
@@ -68,7 +68,7 @@ class EventStream:
     async def begin(self) -> None:
         transport = self._request.transport
         if transport is not None:
-            transport.set_write_buffer_limits(high=SEND_BUFFER)
+            transport.set_write_buffer_limits(high=0)  # what the kernel does not take yet waits as one batch
             sock = transport.get_extra_info("socket")
             if sock is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
@@ -78,7 +78,7 @@ class EventStream:
         """Send events in one write; waits while the client does not read. Raises ConnectionError."""
         data = b"".join(events)
         if data:
-            await self._unless_stalled(self._response.write(data))
+            await self._unless_stalled(self._put(data))
             self._begun = True
 
     def send(self, events: Iterable[bytes]) -> bool:
@@ -95,6 +95,10 @@ class EventStream:
         await self.write(events)
         self._begun = False
         await self._unless_stalled(self._response.write_eof())
+
+    async def _put(self, data: bytes) -> None:
+        await self._response.write(data)
+        await self._request.writer.drain()  # aiohttp itself lets 64 KiB wait in many small pieces
 
     async def _unless_stalled(self, writing: Awaitable[None]) -> None:
         self._writing = True
