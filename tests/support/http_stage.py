@@ -30,7 +30,7 @@ from common.observability.http import HttpServer, serve_http
 from services.gateway.http.api import make_app
 from services.gateway.tokenizing import ModelTokenizer, TokenizerPool, Vocabulary
 from tests.support.scripted_cluster import ScriptedCluster, cluster
-from tests.support.tiny_models import END_ID, make_tokenizer
+from tests.support.tiny_models import CHAT_TEMPLATE, END_ID, make_tokenizer
 
 FAMILY = "삼겹살 👩‍👩‍👧 é"
 
@@ -103,13 +103,14 @@ class Stage:
             for index, token in enumerate(ids[1:], start=1):
                 d.emit(job.gateway, TokensItem(key, index, (token,), logprobs(token)))
             if self.script.hold_after is None:
-                for item in self._ending(job, len(ids)):
+                for item in self.ending(job, len(ids)):
                     d.emit(job.gateway, item)
 
         self.made.loop.call_soon(start)
         return Accepted()
 
-    def _ending(self, job: Job, count: int) -> list[FrameItem]:
+    def ending(self, job: Job, count: int) -> list[FrameItem]:
+        """What decode sends at the end, after `count` tokens."""
         if self.script.ending == "fail":
             return [FailedItem(job.key, "worker_failed", "broken for good", False)]
         if self.script.ending == "eos" and count < job.sampling.max_tokens:
@@ -120,9 +121,11 @@ class Stage:
         return [FinishItem(job.key, "length", count)]
 
 
-def make_vocabulary(directory: Path) -> Vocabulary:
+def make_vocabulary(directory: Path, chat_template: str | None = CHAT_TEMPLATE) -> Vocabulary:
     """One token a byte, a context of 256 tokens, and the name "tiny"; its files are put into `directory`."""
-    make_tokenizer().save_pretrained(directory)
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = chat_template
+    tokenizer.save_pretrained(directory)
     return Vocabulary(ModelTokenizer(directory), frozenset({END_ID}), 256, "tiny")
 
 
