@@ -183,6 +183,8 @@ class RequestFlow:
                 self._errands.send_abort(effect)
             case Migrated():
                 self.record.migrated(effect.choice, effect.num_tokens, effect.cause)
+                if effect.choice == 0:
+                    self._worker_times.clear()
             case GaveUp():
                 pass  # the owner keeps the error
 
@@ -211,7 +213,7 @@ class RequestFlow:
         prompt = len(self.generation.choices[choice].prompt_ids)
         self._cached.setdefault(choice, min(stats.cached_tokens, prompt))
         if choice == 0:
-            self._worker_times = {
+            self._worker_times |= {
                 "queue_ms": round(stats.queue_ms, 2),
                 "prefill_ms": round(stats.prefill_ms, 2),
             }
