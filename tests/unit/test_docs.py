@@ -39,3 +39,21 @@ def test_variables_of_the_environment_are_settings() -> None:
     known |= {"KEY", "SOME_KEY"}  # placeholders
     for page in PAGES:
         assert set(re.findall(r"\bGALLEY_([A-Z_]+[A-Z])", page.read_text())) <= known, page
+
+
+CASES = (
+    *("A01", "A03", "A05", "A07", "A08", "A09"),
+    *("B11", "B12", "B13", "B14", "B15", "B16", "B18", "B19", "B20", "B21", "B23", "B27", "B64"),
+    *("C24", "C26", "C32"),
+    *("D06", "D65", "D66", "D67", "D68", "D69", "D70"),
+)
+
+
+def test_every_case_has_tests_and_they_exist() -> None:
+    rows = re.findall(r"^\| [A-Z]\d\d \|.*", (ROOT / "docs" / "cases.md").read_text(), re.M)
+    assert tuple(row[2:5] for row in rows) == CASES
+    for row in rows:
+        tests = re.findall(r"`([\w/]+\.py)::(\w+)`", row)
+        assert tests, row
+        for file, name in tests:
+            assert f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
