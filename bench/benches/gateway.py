@@ -26,6 +26,8 @@ FIRST_RATE = 4000.0
 FACTOR = 1.3
 REFINEMENTS = 2
 TRIAL_S = 5.0
+FULL_SHARE = 0.9
+"""Of the gateway's core: nothing more is to be had of it."""
 VOID_SHARE = 0.9
 DELAY_RATE = 2000.0
 DELAY_S = 10.0
@@ -82,6 +84,14 @@ async def _search(frame: Frame, cluster: EchoCluster, model: str, seconds: float
 
 
 async def _trial(frame: Frame, cluster: EchoCluster, model: str, rate: float, seconds: float) -> Trial:
+    """A trial that fails with the core not full met something else on the machine, and is made once more."""
+    trial = await _tell(frame, cluster, model, rate, seconds)
+    if trial.kept_up or trial.gateway_share >= FULL_SHARE:
+        return trial
+    return await _tell(frame, cluster, model, rate, seconds)
+
+
+async def _tell(frame: Frame, cluster: EchoCluster, model: str, rate: float, seconds: float) -> Trial:
     trial = await saturate(cluster, model, STREAMS, rate, seconds)
     frame.note(
         f"{rate:8,.0f} tokens/s asked: {trial.rate:8,.0f} came, {trial.lag_ms:7.1f} ms late, gateway "
