@@ -184,6 +184,11 @@ class ScriptedCluster:
             self._router_bus.publish(SUBJECTS.beat, beat)
             await asyncio.sleep(0.2)
 
+    def _unheard(self, *workers: ScriptedWorker) -> bool:
+        """Whether somebody has not beaten yet."""
+        seen = [self.gateway.view.get(worker.ref) for worker in workers]
+        return bool(self.gateway.why_not_ready()) or None in seen
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         stopping = asyncio.Event()
@@ -194,7 +199,9 @@ class ScriptedCluster:
             self._peers.append(tasks.create_task(self.route()))
             p, d = self.worker("p", "prefill"), self.worker("d", "decode")
             self.routes = [Route(p.ref, d.ref)]
-            await asyncio.sleep(0.25)  # virtual time: everybody has beaten once
+            async with asyncio.timeout(10):
+                while self._unheard(p, d):  # noqa: ASYNC110 (beats wake nobody)
+                    await asyncio.sleep(0.01)
             yield
             assert self.gateway.num_in_flight == 0
             stopping.set()
