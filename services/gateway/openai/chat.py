@@ -8,6 +8,8 @@ from common.errors import InvalidRequest
 from services.gateway.openai.base import OpenAIModel, only
 from services.gateway.openai.sampling import MAX_LOGPROBS, SamplingFields
 
+MAX_MESSAGES: Final = 4096
+
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
@@ -83,7 +85,7 @@ class ChatMessage(OpenAIModel):
 
 
 class ChatRequest(SamplingFields):
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

@@ -11,11 +11,12 @@ from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from common.errors import InvalidRequest
 from services.gateway.openai.base import STREAM_OPTIONS, ModelName, OpenAIModel, only
-from services.gateway.openai.chat import ChatMessage, ChatRequest
+from services.gateway.openai.chat import MAX_MESSAGES, ChatMessage, ChatRequest
 from services.gateway.openai.sampling import StreamOptions
 from services.gateway.openai.structured import Constraint, JsonSchemaFormat, ResponseFormat
 
-MAX_ITEMS: Final = 4096
+MAX_ITEMS: Final = MAX_MESSAGES - 1
+"""Instructions become a message of the chat too."""
 
 _PART_TYPES: Final = ("input_text", "output_text", "text")
 

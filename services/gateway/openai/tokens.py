@@ -6,7 +6,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from common.errors import InvalidRequest
 from services.gateway.openai.base import NULL, TOKEN, ModelName, OpenAIModel, either, only
-from services.gateway.openai.chat import ChatMessage
+from services.gateway.openai.chat import MAX_MESSAGES, ChatMessage
 from services.gateway.openai.sampling import check_ids
 
 
@@ -26,7 +26,7 @@ class TokenizeRequest(OpenAIModel):
 
     model: ModelName | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_generation_prompt: Annotated[bool, only(True)] = True
     return_token_strs: Annotated[bool, only(False)] = False
 

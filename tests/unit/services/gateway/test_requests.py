@@ -7,8 +7,9 @@ import pytest
 
 from common.errors import InvalidRequest
 from services.gateway.openai.base import parse_body, parse_object
-from services.gateway.openai.chat import ChatRequest
+from services.gateway.openai.chat import MAX_MESSAGES, ChatRequest
 from services.gateway.openai.completions import CompletionRequest
+from services.gateway.openai.responses import MAX_ITEMS, ResponsesRequest
 
 VOCAB = 300
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
@@ -194,3 +195,17 @@ def test_parts_of_text_and_the_developers_role() -> None:
         {"role": "system", "content": "a\nb"},
         {"role": "user", "content": "\U0001f600"},
     ]
+
+
+def test_instructions_go_with_as_many_messages_as_a_response_takes() -> None:
+    def respond(num_messages: int) -> ResponsesRequest:
+        messages = [{"role": "user", "content": "x"}] * num_messages
+        body = {"model": "m", "instructions": "Be brief.", "input": messages}
+        ask = parse_body(orjson.dumps(body), ResponsesRequest)
+        ask.check(VOCAB)
+        return ask
+
+    assert len(respond(MAX_ITEMS).chat.messages) == MAX_MESSAGES
+    with pytest.raises(InvalidRequest) as caught:
+        respond(MAX_ITEMS + 1)
+    assert caught.value.param == "input"
