@@ -49,8 +49,10 @@ class WholeChoice:
 
 def gather(deltas: Sequence[Delta], num_choices: int) -> list[WholeChoice]:
     choices = []
-    for index in range(num_choices):
-        mine = [delta for delta in deltas if delta.choice == index]
+    deltas_of: list[list[Delta]] = [[] for _ in range(num_choices)]
+    for delta in deltas:
+        deltas_of[delta.choice].append(delta)
+    for mine in deltas_of:
         text = "".join(delta.text for delta in mine)
         tokens = [token for delta in mine for token in delta.tokens]
         finish = next((delta.finish for delta in mine if delta.finish), "")
