@@ -127,7 +127,11 @@ class Serving:
             if stream:
                 return await _stream(request, reply, narrator)
             deltas = [delta async for batch in reply for delta in batch]
-            return json_response(narrator.whole(gather(deltas, len(generation.choices)), reply))
+
+            def whole() -> web.Response:
+                return json_response(narrator.whole(gather(deltas, len(generation.choices)), reply))
+
+            return await asyncio.to_thread(whole)  # log probabilities of a long answer take part of a second
         finally:
             reply.close()
 
