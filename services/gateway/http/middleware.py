@@ -32,7 +32,7 @@ BODY_TIMEOUT_S = 60.0
 """How long a client may take to send its body."""
 
 INLINE_BYTES = 128 * 1024
-"""Bodies up to this are looked through on the event loop; longer ones would hold it for too long."""
+"""Bodies up to this are checked and parsed on the event loop; longer ones would hold it for too long."""
 
 log = structlog.get_logger()
 

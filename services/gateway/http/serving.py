@@ -17,7 +17,7 @@ from common.errors import GalleyError, InvalidRequest, ModelNotFound
 from common.observability.http import json_response
 from services.gateway.gateway import Gateway
 from services.gateway.http.headers import slo_of
-from services.gateway.http.middleware import LABEL, read_body
+from services.gateway.http.middleware import INLINE_BYTES, LABEL, read_body
 from services.gateway.http.sse import EventStream
 from services.gateway.openai.answers import Body, WholeChoice, gather
 from services.gateway.openai.base import parse_body
@@ -28,9 +28,6 @@ from services.gateway.request import ChoiceSpec, Generation
 from services.gateway.tokenizing import TokenizerPool, too_long
 
 R = TypeVar("R", bound=BaseModel)
-
-PARSE_INLINE = 128 * 1024
-"""Bytes of body that are parsed and checked on the event loop; longer ones would hold it for too long."""
 
 
 class Narrator(Protocol):
@@ -82,7 +79,7 @@ class Serving:
             check(ask)
             return ask
 
-        return parse() if len(body) <= PARSE_INLINE else await asyncio.to_thread(parse)
+        return parse() if len(body) <= INLINE_BYTES else await asyncio.to_thread(parse)
 
     async def check_constraint(self, constraint: Constraint | None) -> None:
         """Raises InvalidRequest when the model cannot follow it."""
