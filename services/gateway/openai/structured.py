@@ -16,14 +16,15 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from common.errors import InvalidRequest
 from services.gateway.openai.base import OpenAIModel
 
-MAX_CHOICES: Final = 1024
+MAX_ALTERNATIVES: Final = 1024
+"""Texts of which an output may have to be one."""
 
 _ONE_LINE: Final[Any] = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 
 def _choices(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHOICES:
-        raise ValueError(f"give an array of 1 to {MAX_CHOICES} strings")
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_ALTERNATIVES:
+        raise ValueError(f"give an array of 1 to {MAX_ALTERNATIVES} strings")
     if not all(isinstance(one, str) and one for one in value):
         raise ValueError("every choice is a string that is not empty")
     return tuple(value)
@@ -33,7 +34,12 @@ Choices = Annotated[
     tuple[str, ...],
     PlainValidator(_choices),
     WithJsonSchema(
-        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_CHOICES}
+        {
+            "type": "array",
+            "items": {"type": "string", "minLength": 1},
+            "minItems": 1,
+            "maxItems": MAX_ALTERNATIVES,
+        }
     ),
 ]
 Expression = Annotated[str, Field(min_length=1)]
