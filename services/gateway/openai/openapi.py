@@ -36,14 +36,13 @@ ERRORS: Final = {
     413: "The body is too large.",
     415: "The body is no application/json.",
     429: "Too much is going on; come back after `Retry-After` seconds.",
-    431: "The headers are too large.",
     500: "A fault of the gateway's own.",
     502: "Workers gave the request up, again and again.",
     503: "Nobody serves at the moment; come back after `Retry-After` seconds.",
     504: "The request passed its deadline.",
 }
-_WITHOUT_BODY: Final = (400, 401, 404, 405, 431, 500)
-_WITHOUT_WORK: Final = (400, 401, 404, 405, 413, 415, 429, 431, 500)
+_WITHOUT_BODY: Final = (400, 401, 404, 405, 500)
+_WITHOUT_WORK: Final = (400, 401, 404, 405, 413, 415, 429, 500)
 
 
 @dataclass(frozen=True, slots=True)
