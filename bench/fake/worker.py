@@ -54,7 +54,8 @@ class Times:
     def emitted(self, outputs: Seq[StepOutput]) -> None:
         now = time.time()
         for output in outputs:
-            self._of[output.seq.key.request].append(now)
+            if (times := self._of.get(output.seq.key.request)) is not None:  # none is left of what was taken
+                times.append(now)
 
     def take(self) -> dict[RequestId, list[float]]:
         taken, self._of = self._of, {}
