@@ -13,9 +13,11 @@ from aiohttp import web
 from common.ids import SystemIds
 from common.observability.http import MAX_HEADER_BYTES, MAX_HEADERS, HttpServer, json_response, serve_http
 from deploy.local.readiness import probe
+from services.gateway.http import sse
 from services.gateway.http.edge import guard, tls_context
 from services.gateway.http.keys import KeyRing, hash_line
 from services.gateway.http.middleware import label_requests, read_body
+from services.gateway.http.sse import DONE, EventStream, event
 from tests.support.http_stage import error_of
 
 CERTIFICATE = Path(__file__).parents[1] / "support" / "localhost.pem"
@@ -40,10 +42,12 @@ async def served(
         return json_response({"bytes": len(await read_body(request)), "says": says})
 
     async def stream(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await response.write(b"data: [DONE]\n\n")
-        return response
+        events = EventStream(request, {})
+        await events.begin()
+        for number in range(3):
+            await events.write([event({"number": number})])
+        await events.end([DONE])
+        return events.response
 
     app = web.Application(client_max_size=1 << 20, middlewares=[label_requests(SystemIds())])
     app.add_routes([web.post("/v1/ask", ask), web.post("/v1/stream", stream), web.get("/readyz", stream)])
@@ -153,6 +157,18 @@ async def test_tls_by_certificate(http: aiohttp.ClientSession) -> None:
         assert await probe(http, server.url()) == ""
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
             await http.post(f"{server.url()}/v1/ask", json={})
+
+
+async def test_events_come_to_the_end_over_tls(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "STALL_S", 2.0)  # so that it fails soon
+    trusted = ssl.create_default_context(cafile=str(CERTIFICATE))
+    async with (
+        served(tls=tls_context(CERTIFICATE, None)) as server,
+        http.post(f"{server.url()}/v1/stream", ssl=trusted) as response,
+    ):
+        assert (await response.read()).endswith(b'data: {"number":2}\n\ndata: [DONE]\n\n')
 
 
 async def test_servers_share_a_port_and_each_gets_connections() -> None:

@@ -68,7 +68,8 @@ class EventStream:
     async def begin(self) -> None:
         transport = self._request.transport
         if transport is not None:
-            transport.set_write_buffer_limits(high=0)  # what the kernel does not take yet waits as one batch
+            # What the kernel does not take yet waits as one batch. Not 0: TLS takes that for always full.
+            transport.set_write_buffer_limits(high=1, low=0)
             sock = transport.get_extra_info("socket")
             if sock is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
