@@ -87,9 +87,10 @@ def _adjust(scores: Tensor, row: PlanRow, eos_token_ids: Seq[int]) -> None:
     if s.presence_penalty or s.frequency_penalty:
         counts = _counts(row.tokens[row.num_prompt : end], vocab, scores.device)
         scores -= counts * s.frequency_penalty + (counts > 0) * s.presence_penalty
-    for token, bias in s.logit_bias:
-        if token < vocab:
-            scores[token] += bias
+    if biased := [pair for pair in s.logit_bias if pair[0] < vocab]:
+        ids, biases = zip(*biased, strict=True)
+        added = torch.tensor(biases, dtype=scores.dtype, device=scores.device)
+        scores.index_add_(0, torch.tensor(ids, device=scores.device), added)
     if _bans_end(row):
         ends = [token for token in (*eos_token_ids, *s.stop_token_ids) if token < vocab]
         scores[ends] = -math.inf
