@@ -78,6 +78,8 @@ class ModelTokenizer:
         self.vocab_size = vocab_size or len(self._hf)
         self._added = frozenset(added)
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
+        self._known_bytes: dict[int, bytes] = {}
+        """Of the tokens that were asked for; twenty alternatives a token are asked for again and again."""
         self._longest_token = max(len(piece) for piece in self._hf.get_vocab())
 
     @property
@@ -112,6 +114,12 @@ class ModelTokenizer:
         return text
 
     def bytes_of(self, token: int) -> bytes:
+        known = self._known_bytes.get(token)
+        if known is None:
+            known = self._known_bytes[token] = self._bytes_of(token)
+        return known
+
+    def _bytes_of(self, token: int) -> bytes:
         piece: str | None = self._backend.id_to_token(token)
         if piece is None:
             return b""
