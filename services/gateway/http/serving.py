@@ -137,11 +137,18 @@ async def _stream(request: web.Request, reply: Reply, narrator: Narrator) -> web
     """The first batch decides between an HTTP error and a stream; later errors are events."""
     first = await anext(reply)
     stream = EventStream(request, {"X-Request-Id": request[LABEL]})
+
+    def push(batch: Batch) -> bool:
+        if not stream.free:
+            return False
+        stream.send(narrator.tell(batch, reply))
+        return True
+
     reply.on_lost = stream.cut
     try:
         await stream.begin()
         await stream.write(narrator.tell(first, reply))
-        reply.push = lambda batch: stream.free and stream.send(narrator.tell(batch, reply))
+        reply.push = push
         await stream.end(await _rest(reply, narrator, stream))
     except ConnectionError:
         pass  # the client is gone; the caller closes the reply, which aborts what runs for it

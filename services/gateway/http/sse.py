@@ -82,14 +82,13 @@ class EventStream:
             await self._unless_stalled(self._put(data))
             self._begun = True
 
-    def send(self, events: Iterable[bytes]) -> bool:
+    def send(self, events: Iterable[bytes]) -> None:
         """Send events in one write, as a chunk of our own: aiohttp's way takes a task and a timer."""
         data = b"".join(events)
         if data:
             transport = self._request.transport
             assert transport is not None
             transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._response.chunked else data)
-        return True
 
     async def end(self, events: Iterable[bytes]) -> None:
         """Send the last events and close the body."""
