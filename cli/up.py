@@ -36,8 +36,8 @@ def checked_topology(name: str) -> Topology:
     raise ConfigError(f"topology = {name!r}: must be one of {', '.join(get_args(Topology))}")
 
 
-def curl_line(url: str, model: str) -> str:
-    """A command that streams an answer from the cluster at `url`."""
+def curl_line(url: str, model: str, *, needs_key: bool = False) -> str:
+    """A command that streams an answer from the cluster at `url`, with a place for the key it needs."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": QUESTION}],
@@ -45,8 +45,9 @@ def curl_line(url: str, model: str) -> str:
         "max_tokens": 64,
         "stream": True,
     }
-    header = shlex.quote("Content-Type: application/json")
-    return f"curl -N {url}/v1/chat/completions -H {header} -d {shlex.quote(orjson.dumps(body).decode())}"
+    headers = ["Content-Type: application/json", *(["Authorization: Bearer KEY"] if needs_key else [])]
+    sent = " ".join(f"-H {shlex.quote(header)}" for header in headers)
+    return f"curl -N {url}/v1/chat/completions {sent} -d {shlex.quote(orjson.dumps(body).decode())}"
 
 
 async def run(spec: ClusterSpec, run_dir: Path, console: Console) -> int:
@@ -86,7 +87,9 @@ async def _serve(cluster: LocalCluster, view: StartView) -> None:
         await cluster.start()
     try:
         view.line(f"ready {cluster.url}")
-        view.line(curl_line(cluster.url, cluster.gateway_settings.model_name))
+        settings = cluster.gateway_settings
+        needs_key = settings.api_keys_file is not None
+        view.line(curl_line(cluster.url, settings.model_name, needs_key=needs_key))
         await cluster.watch()
     finally:
         await cluster.stop()

@@ -46,6 +46,8 @@ def test_the_curl_line_survives_the_shell() -> None:
     assert body["model"] == "it's a model"
     assert body["stream"] is True
     assert body["messages"][0]["content"] == "What is the capital of France?"
+    assert "Authorization: Bearer KEY" not in words
+    assert "Authorization: Bearer KEY" in shlex.split(curl_line("http://h", "m", needs_key=True))
 
 
 @pytest.mark.parametrize(
