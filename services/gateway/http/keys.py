@@ -24,7 +24,7 @@ def new_key() -> str:
 
 def hash_line(key: str, remark: str = "") -> str:
     """The line of a key file that lets `key` in."""
-    return f"{_PREFIX}{_hash(key)} {remark}".rstrip()
+    return " ".join([_PREFIX + _hash(key), *remark.split()])
 
 
 class KeyRing:

@@ -9,10 +9,10 @@ from services.gateway.http.keys import hash_line, read_keys
 
 
 def test_a_new_key_and_its_line(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["key", "alice"])
+    result = CliRunner().invoke(app, ["key", "alice,\nsince May"])
     assert result.exit_code == 0
     key, line = result.stderr.strip(), result.stdout.strip()
-    assert line == hash_line(key, "alice")
+    assert line == hash_line(key, "alice, since May")
     (tmp_path / "keys").write_text(result.stdout)
     assert read_keys(tmp_path / "keys").knows(key)
 
