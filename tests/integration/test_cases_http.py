@@ -111,10 +111,11 @@ async def test_b14_usage_in_a_stream(stage: Stage, path: str) -> None:
     assert error_of(refused, 400)["param"] == "stream_options"
 
 
-async def test_continuous_usage_counts_up(stage: Stage) -> None:
+@BOTH
+async def test_continuous_usage_counts_up(stage: Stage, path: str) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    events = await stage.events(COMPLETIONS, **question(COMPLETIONS, max_tokens=5, stream_options=options))
-    counts = [event["usage"]["completion_tokens"] for event in events if event.get("usage")]
+    events = await stage.events(path, **question(path, max_tokens=5, stream_options=options))
+    counts = [event["usage"]["completion_tokens"] for event in events]  # in every chunk
     assert counts == sorted(counts)
     assert counts[-1] == 5
     assert len(counts) > 1

@@ -28,7 +28,9 @@ class ChunkNarrator:
         chunks = [chunk for delta in batch for chunk in self._shape.chunks(delta)]
         self._unfinished -= sum(delta.finish is not None for delta in batch)
         if self._ask.continuous_usage and chunks:
-            chunks[-1]["usage"] = self._shape.usage_chunk(reply.usage)["usage"]
+            usage = self._shape.usage_chunk(reply.usage)["usage"]
+            for chunk in chunks:
+                chunk["usage"] = usage
         if chunks and not self._unfinished and not self._ask.include_usage:
             chunks[-1] |= self._extra(reply)
         return [event(chunk) for chunk in chunks]
