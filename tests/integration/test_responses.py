@@ -123,7 +123,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"reasoning": {"effort": "low"}}, "reasoning"),
     ({"truncation": "auto"}, "truncation"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
-    ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"wibble": 1}, "wibble"),
     ({"input": "x" * 240}, "input"),

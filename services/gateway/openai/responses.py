@@ -75,6 +75,9 @@ class TextFormat(OpenAIModel):
     strict: bool | None = None
 
     def for_chat(self) -> ResponseFormat:
+        """Raises InvalidRequest."""
+        if self.type == "json_schema" and self.definition is None:
+            raise InvalidRequest("text.format.schema is required", param="text.format.schema")
         schema = (
             None if self.definition is None else JsonSchemaFormat.model_validate({"schema": self.definition})
         )
