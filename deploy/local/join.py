@@ -4,7 +4,8 @@
     .venv/bin/python -m services.decode
 
 It holds the addresses and secrets of the cluster and the settings that its decode workers were given, so
-that a further worker is like them. Knows nothing of how workers are started.
+that a further worker is like them; also those of its router and gateway, so that one started by hand asks
+for the same keys and knows the same topology. Knows nothing of how workers are started.
 """
 
 import shlex
@@ -27,11 +28,19 @@ def worker_environment(plans: Sequence[ProcessSpec], shared: Mapping[str, str]) 
     }
     if secret := plan.settings.secret.get_secret_value():
         variables[f"{ENV_PREFIX}SECRET"] = secret
-    for argument in plan.argv:
-        key, _, value = argument.removeprefix("--").partition("=")
-        if key not in _OWN:
-            variables[ENV_PREFIX + key.replace("-", "_").replace(".", "__").upper()] = value
+    for role in ("router", "gateway", "decode"):  # where two have a setting, decode's holds
+        variables |= _given(next(plan for plan in plans if plan.role == role))
     return variables | dict(shared)
+
+
+def _given(plan: ProcessSpec) -> dict[str, str]:
+    """What a process was given on its command line, as variables."""
+    pairs = (argument.removeprefix("--").partition("=") for argument in plan.argv)
+    return {
+        ENV_PREFIX + key.replace("-", "_").replace(".", "__").upper(): value
+        for key, _, value in pairs
+        if key not in _OWN
+    }
 
 
 def write_worker_environment(path: Path, variables: Mapping[str, str], config: Path | None) -> None:

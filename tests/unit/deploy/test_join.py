@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import DecodeSettings, resolve
+from common.config import DecodeSettings, GatewaySettings, RouterSettings, resolve
 from deploy.local.join import worker_environment, write_worker_environment
 from deploy.local.spec import ClusterSpec, plan_processes
 
@@ -30,6 +30,17 @@ def test_a_further_worker_is_like_the_others(monkeypatch: pytest.MonkeyPatch) ->
     assert settings.cores == ""
     assert settings.instance.startswith("decode-")
     assert settings.instance != "decode-0"
+
+
+def test_a_gateway_and_a_router_by_hand_are_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge = {"api_keys_file": "/etc/keys", "tls_cert": "/etc/chain.pem", "cors_origins": "https://a.example"}
+    for name, value in environment(ClusterSpec(topology="chunked", gateways=2, settings=edge)).items():
+        monkeypatch.setenv(name, value)
+    gateway = resolve(GatewaySettings, [])
+    assert (gateway.api_keys_file, gateway.tls_cert) == (Path("/etc/keys"), Path("/etc/chain.pem"))
+    assert gateway.allowed_origins == {"https://a.example"}
+    assert (gateway.port, gateway.reuse_port) == (8000, True)
+    assert resolve(RouterSettings, []).topology == "chunked"
 
 
 def test_a_bus_and_a_secret_of_ones_own_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
