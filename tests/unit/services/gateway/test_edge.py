@@ -35,6 +35,10 @@ def test_what_is_no_json_is_left_to_the_parser() -> None:
     check_depth(b"]" * 1000 + b"[" * MAX_JSON_DEPTH)
 
 
+def test_a_quote_that_is_never_closed_is_looked_for_once() -> None:
+    check_depth(b"[]" * MAX_JSON_DEPTH + b'"' + rb"\"a" * 500_000)
+
+
 def test_certificates_that_are_none(tmp_path: Path) -> None:
     assert tls_context(None, None) is None
     (tmp_path / "cert.pem").write_text("hello")
