@@ -237,7 +237,7 @@ class GatewaySettings(ModelSettings):
     max_unread: PositiveInt = Field(
         default=512, description="pieces per choice that a client may leave unread; more end its request"
     )
-    max_body_bytes: PositiveInt = Field(default=16 * 2**20, description="longest HTTP body, in bytes")
+    max_body_bytes: PositiveInt = Field(default=4 * 2**20, description="longest HTTP body, in bytes")
     api_keys_file: Path | None = Field(
         default=None, description="file of hashed API keys (galley key makes them); else no key is asked for"
     )
