@@ -234,8 +234,8 @@ class GatewaySettings(ModelSettings):
     first_token_timeout_s: Seconds = Field(default=60, description="longest wait for the first token, in s")
     max_attempts: int = Field(default=4, ge=1, le=100, description="how often one choice is started at most")
     max_requests: PositiveInt = Field(default=4096, description="requests in flight; more get 429")
-    max_unread: PositiveInt = Field(
-        default=512, description="pieces per choice that a client may leave unread; more end its request"
+    max_unread_bytes: PositiveInt = Field(
+        default=128 * 2**10, description="what a client may leave unread of each choice; more end its request"
     )
     max_body_bytes: PositiveInt = Field(default=4 * 2**20, description="longest HTTP body, in bytes")
     api_keys_file: Path | None = Field(

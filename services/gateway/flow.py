@@ -59,13 +59,13 @@ class RequestFlow:
         clock: Clock,
         *,
         retire: Callable[["RequestFlow"], None],
-        max_unread: int,
+        max_unread_bytes: int,
     ) -> None:
         self.generation = generation
         self.owner = owner
         self.record = record
         self.reply = Reply(
-            max_unread * len(texts),
+            max_unread_bytes * len(texts),
             usage=lambda: self.usage,
             timing=lambda: self.timing,
             on_overflow=lambda: self.abort("slow_reader"),

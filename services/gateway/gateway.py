@@ -123,7 +123,7 @@ class Gateway:
             self._dispatcher,
             self._clock,
             retire=self._retire,
-            max_unread=self._settings.max_unread,
+            max_unread_bytes=self._settings.max_unread_bytes,
         )
         self._flows[generation.request] = flow
         self.metrics.prompt_tokens.inc(flow.usage.prompt_tokens)

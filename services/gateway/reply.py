@@ -1,6 +1,7 @@
 """What a request yields, between the gateway that fills it and the one reader that empties it.
 
-Bounded: a reader that falls behind loses the request, not the gateway its memory. Knows nothing of HTTP.
+Bounded in bytes: a reader that falls behind loses the request, not the gateway its memory. Knows nothing of
+HTTP.
 """
 
 import asyncio
@@ -19,12 +20,13 @@ class Reply:
     What is `put` is handed on by `deliver`: to `push` at once, if there is one and it takes the batch, which
     saves the reader's task a turn of the event loop; else to the iteration.
 
-    | state | event             | next                                                                |
-    |-------|-------------------|---------------------------------------------------------------------|
-    | open  | put               | open; ended by `on_overflow` when more than `limit` deltas wait     |
+    | state | event             | next                                                                  |
+    |-------|-------------------|-----------------------------------------------------------------------|
+    | open  | put               | open                                                                  |
+    | open  | deliver           | open; `on_overflow` if over `limit` bytes wait and no reader for them |
     | open  | end, fail         | ended: what waits is still read, then StopAsyncIteration or the error |
-    | open  | close (by reader) | ended: `on_close` is called                                         |
-    | ended | any               | ended                                                               |
+    | open  | close (by reader) | ended: `on_close` is called                                           |
+    | ended | any               | ended                                                                 |
     """
 
     def __init__(
@@ -42,6 +44,11 @@ class Reply:
         self._on_overflow = on_overflow
         self._on_close = on_close
         self._waiting: Batch = []
+        self._num_weighed = 0
+        self._unread = 0
+        """Bytes that the first `_num_weighed` of the waiting deltas take."""
+        self._listening = False
+        """The reader waits here: what it has not taken yet, it had no turn to take."""
         self._error: GalleyError | None = None
         self._ended = False
         self._news = asyncio.Event()
@@ -61,11 +68,8 @@ class Reply:
         return self._timing()
 
     def put(self, delta: Delta) -> None:
-        if self._ended:
-            return
-        self._waiting.append(delta)
-        if len(self._waiting) > self._limit:
-            self._on_overflow()
+        if not self._ended:
+            self._waiting.append(delta)
 
     def deliver(self) -> None:
         """Hand on what was put; after the last of several puts."""
@@ -73,8 +77,12 @@ class Reply:
             return
         if self.push is not None and not self._ended and self.push(self._waiting):
             self._waiting = []
-        else:
-            self._news.set()
+            return
+        self._news.set()
+        self._unread += sum(delta.num_bytes for delta in self._waiting[self._num_weighed :])
+        self._num_weighed = len(self._waiting)
+        if self._unread > self._limit and not self._listening and not self._ended:
+            self._on_overflow()
 
     def end(self) -> None:
         self._ended = True
@@ -109,6 +117,11 @@ class Reply:
             if self._ended:
                 raise StopAsyncIteration
             self._news.clear()
-            await self._news.wait()  # the request's deadline ends it
+            self._listening = True
+            try:
+                await self._news.wait()  # the request's deadline ends it
+            finally:
+                self._listening = False
         batch, self._waiting = self._waiting, []
+        self._num_weighed = self._unread = 0
         return batch

@@ -60,6 +60,13 @@ class Delta:
     finish: FinishReason | None = None
     prompt: tuple[TokenLogprobs, ...] = ()
 
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes in memory: each number, pair and object of it some 128 bytes."""
+        scores = [*self.prompt, *(token.logprobs for token in self.tokens if token.logprobs)]
+        objects = 1 + len(self.tokens) + len(self.prompt) + sum(len(score.top) for score in scores)
+        return 128 * objects + len(self.text)
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:

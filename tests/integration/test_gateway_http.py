@@ -213,8 +213,9 @@ async def ask_without_reading(stage: Stage) -> asyncio.StreamWriter:
 
 async def test_a_client_that_does_not_read_loses_its_stream_only(vocabulary: Vocabulary) -> None:
     roomy = Vocabulary(vocabulary.tokenizer, vocabulary.eos_ids, 10_000, "tiny")
-    async with open_stage(roomy, GatewaySettings(max_unread=100)) as stage:
+    async with open_stage(roomy, GatewaySettings(max_unread_bytes=25_000)) as stage:
         stage.script.text = "x" * 4000
+        stage.script.per_turn = 20
         writer = await ask_without_reading(stage)
         [abort] = await stage.made.workers["p"].aborts.wait_for(1, timeout_s=5)
         assert abort.key == stage.script.jobs[0].key
@@ -234,7 +235,7 @@ async def test_a_stream_that_nobody_reads_ends_although_its_tokens_have_all_come
     roomy = Vocabulary(vocabulary.tokenizer, vocabulary.eos_ids, 10_000, "tiny")
     cut = asyncio.Event()
     monkeypatch.setattr(sse.EventStream, "cut", lambda _: cut.set())
-    async with open_stage(roomy, GatewaySettings(max_unread=10_000)) as stage:
+    async with open_stage(roomy, GatewaySettings(max_unread_bytes=3_000_000)) as stage:
         stage.script.text = "x" * 4000
         writer = await ask_without_reading(stage)
         async with asyncio.timeout(10):

@@ -22,11 +22,11 @@ SLOW = 5
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[EchoCluster]:
-    """Two workers that make 100 steps a second, behind a gateway that holds few unread pieces."""
+    """Two workers that make 100 steps a second, behind a gateway that holds little that is unread."""
     make_tokenizer().save_pretrained(tmp_path)
     config = {"model_type": "llama", "max_position_embeddings": 8192, "eos_token_id": 2, "vocab_size": 320}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    settings = {"model": str(tmp_path), "served_model_name": "tiny", "max_unread": "50"}
+    settings = {"model": str(tmp_path), "served_model_name": "tiny", "max_unread_bytes": "13000"}
     async with echo_cluster(
         Frame(Console(quiet=True)), workers=2, max_num_seqs=64, step_ms=10.0, settings=settings
     ) as made:

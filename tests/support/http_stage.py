@@ -41,6 +41,8 @@ class Script:
 
     text: str = "Hello there."
     ending: str = "eos"
+    per_turn: int = 10_000
+    """Tokens that come in one turn of the event loop."""
     hold_after: int | None = None
     """Tokens after which nothing more comes, until `go_on`."""
     jobs: list[Job] = field(default_factory=list)
@@ -100,9 +102,15 @@ class Stage:
             stats = PrefillStats(2, 1.0, 1.0)
             p.emit(job.gateway, TokensItem(key, 0, (ids[0],), logprobs(ids[0]), stats))
             d.emit(job.gateway, DecodingItem(key, 1.0, 1))
-            for index, token in enumerate(ids[1:], start=1):
+            go_on(1)
+
+        def go_on(begin: int) -> None:
+            end = begin + self.script.per_turn
+            for index, token in enumerate(ids[begin:end], start=begin):
                 d.emit(job.gateway, TokensItem(key, index, (token,), logprobs(token)))
-            if self.script.hold_after is None:
+            if end < len(ids):
+                self.made.loop.call_soon(go_on, end)
+            elif self.script.hold_after is None:
                 for item in self.ending(job, len(ids)):
                     d.emit(job.gateway, item)
 

@@ -179,7 +179,7 @@ def test_a_slow_reader_loses_its_request_only() -> None:
             == 1.0
         )
 
-    play(story, settings=GatewaySettings(max_unread=10))
+    play(story, settings=GatewaySettings(max_unread_bytes=2500))
 
 
 def test_stages_add_up_to_requests_in_flight() -> None:
