@@ -16,7 +16,10 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural log probabilities of one token: its own and the best alternatives', best first."""
+    """Natural log probabilities of one token: its own and the best alternatives', best first.
+
+    All of them are numbers that JSON can say: whoever computes them puts a very low one for log 0.
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...]

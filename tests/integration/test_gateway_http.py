@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import openai
@@ -10,6 +11,8 @@ import pytest
 from common.config import GatewaySettings
 from common.messages.generation import Rejected
 from services.gateway.http import middleware, sse
+from services.gateway.http.chunks import ChunkNarrator
+from services.gateway.reply import Batch, Reply
 from services.gateway.tokenizing import Vocabulary
 from tests.support.http_stage import FAMILY, Stage, error_of, open_stage, reasons_of, text_of
 
@@ -242,6 +245,31 @@ async def test_a_stream_that_nobody_reads_ends_although_its_tokens_have_all_come
             await cut.wait()
         assert stage.made.gateway.num_in_flight == 0
         writer.transport.abort()
+
+
+@pytest.mark.parametrize(("length", "inline"), [(10, True), (2000, False)])
+async def test_a_long_scored_prompt_is_told_in_a_thread(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, length: int, inline: bool
+) -> None:
+    tell, threads = ChunkNarrator.tell, []
+
+    def noting(self: ChunkNarrator, batch: Batch, reply: Reply) -> list[bytes]:
+        threads.append(threading.current_thread())
+        return tell(self, batch, reply)
+
+    monkeypatch.setattr(ChunkNarrator, "tell", noting)
+    roomy = Vocabulary(vocabulary.tokenizer, vocabulary.eos_ids, 10_000, "tiny")
+    async with open_stage(roomy) as stage:
+        asked = {"prompt": "x" * length, "echo": True, "logprobs": 20, "max_tokens": 5, "n": 2}
+        events = await stage.events("/v1/completions", **asked)
+        _, whole = await stage.complete(**asked)
+    assert (threads[0] is threading.main_thread()) == inline
+    for index in range(2):
+        assert text_of(events, index) == whole["choices"][index]["text"] == "x" * length + "Hello"
+        choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
+        for key, entries in whole["choices"][index]["logprobs"].items():
+            assert [entry for choice in choices for entry in choice["logprobs"][key]] == entries
+        assert len(whole["choices"][index]["logprobs"]["tokens"]) == length + 5
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(

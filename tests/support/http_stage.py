@@ -23,6 +23,7 @@ from common.messages.stream import (
     FinishItem,
     FrameItem,
     PrefillStats,
+    PromptItem,
     TokenLogprobs,
     TokensItem,
 )
@@ -99,6 +100,9 @@ class Stage:
 
         def start() -> None:
             p.emit(job.gateway, BoundItem(key, d.ref))
+            if (count := job.sampling.prompt_logprobs) is not None:
+                score = TokenLogprobs(-0.5, tuple((token, -1.0) for token in range(100, 100 + count)))
+                p.emit(job.gateway, PromptItem(key, 1, (score,) * (len(job.prompt_ids) - 1)))
             stats = PrefillStats(2, 1.0, 1.0)
             p.emit(job.gateway, TokensItem(key, 0, (ids[0],), logprobs(ids[0]), stats))
             d.emit(job.gateway, DecodingItem(key, 1.0, 1))

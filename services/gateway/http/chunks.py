@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from common.errors import GalleyError
 from services.gateway.http.sse import DONE, event
-from services.gateway.openai.answers import Body, Shape, WholeChoice, error_body, timing_body
+from services.gateway.openai.answers import Body, Shape, WholeChoice, error_body, galley_body
 from services.gateway.openai.sampling import SamplingFields
 from services.gateway.reply import Batch, Reply
 
@@ -22,7 +22,7 @@ class ChunkNarrator:
         self._timing = timing
 
     def whole(self, choices: Sequence[WholeChoice], reply: Reply) -> Body:
-        return self._shape.whole(choices, reply.usage) | self._extra(reply)
+        return self._shape.whole(choices, reply.usage) | galley_body(reply.timing, wanted=self._timing)
 
     def tell(self, batch: Batch, reply: Reply) -> list[bytes]:
         chunks = [chunk for delta in batch for chunk in self._shape.chunks(delta)]
@@ -32,15 +32,12 @@ class ChunkNarrator:
             for chunk in chunks:
                 chunk["usage"] = usage
         if chunks and not self._unfinished and not self._ask.include_usage:
-            chunks[-1] |= self._extra(reply)
+            chunks[-1] |= galley_body(reply.timing, wanted=self._timing)
         return [event(chunk) for chunk in chunks]
 
     def end(self, reply: Reply) -> list[bytes]:
-        usage = self._shape.usage_chunk(reply.usage) | self._extra(reply)
+        usage = self._shape.usage_chunk(reply.usage) | galley_body(reply.timing, wanted=self._timing)
         return [event(usage), DONE] if self._ask.include_usage else [DONE]
 
     def fail(self, error: GalleyError) -> list[bytes]:
         return [event(error_body(error)), DONE]
-
-    def _extra(self, reply: Reply) -> Body:
-        return {"galley": timing_body(reply.timing)} if self._timing else {}

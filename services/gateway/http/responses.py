@@ -8,7 +8,7 @@ from common.errors import GalleyError, InvalidRequest
 from services.gateway.http.headers import wants_timing
 from services.gateway.http.serving import Serving
 from services.gateway.http.sse import named_event
-from services.gateway.openai.answers import Body, WholeChoice, timing_body
+from services.gateway.openai.answers import Body, WholeChoice, galley_body
 from services.gateway.openai.response_events import Ending, ResponseEvents, ResponseObject
 from services.gateway.openai.responses import ResponsesRequest
 from services.gateway.reply import Batch, Reply
@@ -29,7 +29,7 @@ class ResponseNarrator:
     def whole(self, choices: Sequence[WholeChoice], reply: Reply) -> Body:
         [choice] = choices
         ending = Ending(choice.text, choice.finish, reply.usage, self._seconds())
-        return self._response.ended(ending) | self._extra(reply)
+        return self._response.ended(ending) | galley_body(reply.timing, wanted=self._timing)
 
     def tell(self, batch: Batch, _reply: Reply, /) -> list[bytes]:
         bodies = [] if self._begun else list(self._events.begin())
@@ -43,13 +43,10 @@ class ResponseNarrator:
 
     def end(self, reply: Reply) -> list[bytes]:
         ending = Ending("".join(self._texts), self._finish, reply.usage, self._seconds())
-        return _encoded(self._events.end(ending, self._extra(reply)))
+        return _encoded(self._events.end(ending, galley_body(reply.timing, wanted=self._timing)))
 
     def fail(self, error: GalleyError) -> list[bytes]:
         return _encoded(self._events.fail(error))
-
-    def _extra(self, reply: Reply) -> Body:
-        return {"galley": timing_body(reply.timing)} if self._timing else {}
 
 
 class ResponsesApi:

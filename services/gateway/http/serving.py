@@ -29,6 +29,9 @@ from services.gateway.tokenizing import TokenizerPool, too_long
 
 R = TypeVar("R", bound=BaseModel)
 
+INLINE_TELLING = 128 * 1024
+"""Batches up to this many bytes are told on the event loop; that takes some ms at most."""
+
 
 class Narrator(Protocol):
     """Says what becomes of one request, as a whole body or as the events of a stream."""
@@ -122,7 +125,8 @@ class Serving:
             reply = self.gateway.submit(generation)
         try:
             if stream:
-                return await _stream(request, reply, narrator)
+                scored = any(spec.sampling.prompt_logprobs is not None for spec in generation.choices)
+                return await _stream(request, reply, narrator, scored=scored)
             deltas = [delta async for batch in reply for delta in batch]
 
             def whole() -> web.Response:
@@ -133,8 +137,13 @@ class Serving:
             reply.close()
 
 
-async def _stream(request: web.Request, reply: Reply, narrator: Narrator) -> web.StreamResponse:
-    """The first batch decides between an HTTP error and a stream; later errors are events."""
+async def _stream(
+    request: web.Request, reply: Reply, narrator: Narrator, *, scored: bool
+) -> web.StreamResponse:
+    """The first batch decides between an HTTP error and a stream; later errors are events.
+
+    With `scored` prompts, a batch may be too much for the event loop: nothing is pushed.
+    """
     first = await anext(reply)
     stream = EventStream(request, {"X-Request-Id": request[LABEL]})
 
@@ -147,8 +156,9 @@ async def _stream(request: web.Request, reply: Reply, narrator: Narrator) -> web
     reply.on_lost = stream.cut
     try:
         await stream.begin()
-        await stream.write(narrator.tell(first, reply))
-        reply.push = push
+        await _tell(first, reply, narrator, stream)
+        if not scored:
+            reply.push = push
         await stream.end(await _rest(reply, narrator, stream))
     except ConnectionError:
         pass  # the client is gone; the caller closes the reply, which aborts what runs for it
@@ -159,7 +169,15 @@ async def _rest(reply: Reply, narrator: Narrator, stream: EventStream) -> list[b
     """Send all batches but the first; gives the events that close the stream."""
     try:
         async for batch in reply:
-            await stream.write(narrator.tell(batch, reply))
+            await _tell(batch, reply, narrator, stream)
     except GalleyError as error:
         return narrator.fail(error)
     return narrator.end(reply)
+
+
+async def _tell(batch: Batch, reply: Reply, narrator: Narrator, stream: EventStream) -> None:
+    """Send a batch; a large one (a scored prompt, what a client left unread) is told in a thread."""
+    if sum(delta.num_bytes for delta in batch) <= INLINE_TELLING:
+        await stream.write(narrator.tell(batch, reply))
+    else:
+        await stream.write_made(asyncio.to_thread(narrator.tell, batch, reply))

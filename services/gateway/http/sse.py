@@ -82,6 +82,15 @@ class EventStream:
             await self._unless_stalled(self._put(data))
             self._begun = True
 
+    async def write_made(self, making: Awaitable[Iterable[bytes]]) -> None:
+        """As `write`, of events that are still being made; the stream is not free meanwhile."""
+        self._writing = True
+        try:
+            events = await making
+        finally:
+            self._writing = False
+        await self.write(events)
+
     def send(self, events: Iterable[bytes]) -> None:
         """Send events in one write, as a chunk of our own: aiohttp's way takes a task and a timer."""
         data = b"".join(events)

@@ -70,9 +70,9 @@ def usage_body(usage: Usage) -> Body:
     }
 
 
-def timing_body(timing: Timing) -> Body:
-    """The `galley` object."""
-    return asdict(timing)
+def galley_body(timing: Timing, *, wanted: bool) -> Body:
+    """What a body has more for a client that asked where its time went."""
+    return {"galley": asdict(timing)} if wanted else {}
 
 
 class Shape(Protocol):

@@ -8,9 +8,6 @@ from services.gateway.request import Token
 BytesOf = Callable[[int], bytes]
 Entry = dict[str, object]
 
-_LOWEST = -9999.0
-"""What JSON says for a probability of zero, whose logarithm it cannot say."""
-
 
 def chat_logprobs(tokens: Sequence[Token], bytes_of: BytesOf) -> dict[str, object]:
     """`logprobs` of a chat choice: {content: [{token, logprob, bytes, top_logprobs}]}."""
@@ -48,7 +45,7 @@ class CompletionLogprobs:
             offsets.append(self._offset)
             self._offset += len(text)
             own = token.logprobs
-            values.append(max(own.logprob, _LOWEST) if own else None)
+            values.append(own.logprob if own else None)
             tops.append(self._tops(own, text) if own else None)
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
@@ -56,8 +53,8 @@ class CompletionLogprobs:
         top: dict[str, float] = {}
         for other, value in own.top:
             # Of tokens that read alike (halves of characters, say) the likeliest is shown.
-            top.setdefault(self._text(other), max(value, _LOWEST))
-        return top | {text: max(own.logprob, _LOWEST)}
+            top.setdefault(self._text(other), value)
+        return top | {text: own.logprob}
 
     def _text(self, token: int) -> str:
         return self._bytes_of(token).decode(errors="replace")
@@ -66,4 +63,4 @@ class CompletionLogprobs:
 def _entry(token: int, logprob: float, bytes_of: BytesOf) -> Entry:
     spelled = bytes_of(token)
     text = spelled.decode(errors="replace")
-    return {"token": text, "logprob": max(logprob, _LOWEST), "bytes": list(spelled)}
+    return {"token": text, "logprob": logprob, "bytes": list(spelled)}

@@ -13,7 +13,7 @@ from services.gateway.request import Delta, Token, Usage
 
 HEAD = AnswerHead("cmpl-1", 0, "m", "fp")
 USAGE = Usage(3, 2, 0)
-SCORES = (TokenLogprobs(-1.0, ((98, -1.0), (120, -2.0))), TokenLogprobs(-20_000.0, ((97, -0.5),)))
+SCORES = (TokenLogprobs(-1.0, ((98, -1.0), (120, -2.0))), TokenLogprobs(-9999.0, ((97, -0.5),)))
 DELTAS = [
     Delta(0, "", (), prompt=SCORES),
     Delta(0, "d", (Token(100, TokenLogprobs(-0.25, ((100, -0.25),))),)),
