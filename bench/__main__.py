@@ -19,6 +19,7 @@ from bench.cluster import ClusterFailed
 from bench.frame import Bench, Frame
 from bench.registry import all_benches
 from bench.report import Outcome, figures_table, write_json
+from common.errors import ConfigError
 
 PROGRAM = "python -m bench"
 
@@ -42,6 +43,9 @@ def main(argv: Sequence[str], console: Console | None = None) -> int:
             outcome = runner.run(_until_terminated(bench, frame, arguments))
     except (ServerRefused, ClusterFailed) as error:
         sys.stderr.write(f"{name}: {error}\n")
+        return 1
+    except ConfigError as error:
+        sys.stderr.write(f"{name}: {error.message}\n")
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
@@ -73,14 +77,21 @@ def _hand_over(name: str, outcome: Outcome, console: Console, json_file: Path | 
 def _parser(name: str, bench: Bench) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} {name}", description=bench.about, allow_abbrev=False)
     parser.add_argument("--json", type=_new_file, metavar="FILE", help="write figures and machine there")
+    if bench.local:
+        parser.set_defaults(url=None, router=None)
+    else:
+        _add_target_options(parser)
+    bench.options(parser)
+    return parser
+
+
+def _add_target_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", type=_http_url, help="measure the gateway there; else a cluster is started and stopped"
     )
     parser.add_argument(
         "--router", type=_http_url, metavar="URL", help="its router; else port 8001 of the gateway's host"
     )
-    bench.options(parser)
-    return parser
 
 
 def _new_file(text: str) -> Path:

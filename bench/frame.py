@@ -35,8 +35,9 @@ class Frame:
         async with own_cluster(spec or ClusterSpec(), self.console) as target:
             yield target
 
-    def progress(self, what: str, total: int) -> AbstractContextManager[Advance]:
-        return progress(self.console, what, total)
+    def progress(self, what: str, total: int, *, still: bool = False) -> AbstractContextManager[Advance]:
+        """See bench/progress.py."""
+        return progress(self.console, what, total, still=still)
 
     def note(self, text: str) -> None:
         """One line for the reader beside the figures."""
@@ -51,9 +52,11 @@ def no_options(_: argparse.ArgumentParser) -> None:
 class Bench:
     """One bench: a module of bench/benches/ has it as BENCH and gives it its name.
 
-    `about` is one line. `run` measures; what it raises besides the frame's own errors is a bug.
+    `about` is one line. `run` measures; what it raises besides the frame's own errors is a bug. `local`
+    benches measure what they bring along and take no server's address.
     """
 
     about: str
     run: Callable[[Frame, argparse.Namespace], Awaitable[Outcome]]
     options: Callable[[argparse.ArgumentParser], None] = no_options
+    local: bool = False

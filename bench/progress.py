@@ -14,19 +14,23 @@ Advance = Callable[[object], None]
 
 
 @contextmanager
-def progress(console: Console, what: str, total: int) -> Iterator[Advance]:
-    """`total` units of `what` are about to be done; calls beyond `total` are shown as they are."""
+def progress(console: Console, what: str, total: int, *, still: bool = False) -> Iterator[Advance]:
+    """`total` units of `what` are about to be done; calls beyond `total` are shown as they are.
+
+    `still`: nothing is drawn between two calls, for measurements that want the core for themselves.
+    """
     if console.is_terminal:
-        with _bar(console) as bar:
+        with _bar(console, still) as bar:
             task = bar.add_task(what, total=total)
-            yield lambda _: bar.advance(task)
+            bar.refresh()
+            yield lambda _: bar.update(task, advance=1, refresh=still)
     else:
         yield _line_printer(console, what, total)
 
 
-def _bar(console: Console) -> Progress:
+def _bar(console: Console, still: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
+    return Progress(*columns, console=console, transient=True, auto_refresh=not still)
 
 
 def _line_printer(console: Console, what: str, total: int) -> Advance:

@@ -34,6 +34,9 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "common.engine.attention",
         "common.engine.sampler",
         "common.engine.loading",
+        "bench.engine.ceilings",
+        "bench.engine.plain",
+        "bench.engine.trial",
     ),
     "llguidance": (
         "common.engine.grammar",

@@ -1,0 +1,30 @@
+"""Cells as tables for the screen. Knows nothing of how they were measured."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from bench.engine.cells import Measured, Prefill
+from bench.report import format_figure
+
+
+def cells_table(measured: Sequence[Measured]) -> Table:
+    """One line for each cell: ours beside the bound and plain transformers."""
+    table = Table(title="engine", title_justify="left")
+    table.add_column("cell", no_wrap=True)
+    for column in ("ours ms", "tok/s", "bound ms", "of the bound", "transf. ms", "faster by"):
+        table.add_column(column, justify="right")
+    for one in measured:
+        tokens = one.cell.tokens if isinstance(one.cell, Prefill) else one.cell.batch
+        table.add_row(
+            str(one.cell),
+            format_figure(1e3 * one.ours_s),
+            f"{tokens / one.ours_s:,.0f}",
+            format_figure(1e3 * one.bound_s),
+            f"{one.bound_s / one.ours_s:.0%}"
+            if isinstance(one.cell, Prefill)
+            else f"{one.ours_s / one.bound_s:.2f}x",
+            format_figure(1e3 * one.plain_s),
+            f"{one.speedup:.2f}x",
+        )
+    return table

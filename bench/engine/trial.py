@@ -1,0 +1,61 @@
+"""The whole run of one process: load both engines, take the ceilings around every cell, time the cells.
+
+Knows nothing of the command line and of how figures are shown.
+"""
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from bench.engine.ceilings import CeilingProbe
+from bench.engine.cells import Cell, Measured, Prefill
+from bench.engine.contender import Effort, compare
+from bench.engine.ours import OurEngine, blocks_needed
+from bench.engine.plain import PlainTransformers
+from common.engine.runner_torch import TorchRunner
+
+BLOCK_SIZE = 16
+
+
+class Trial:
+    """Our engine and plain transformers on `cores`, in this process, which is pinned for good."""
+
+    def __init__(self, directory: Path, cores: Sequence[int], cells: Sequence[Cell]) -> None:
+        os.sched_setaffinity(0, cores)
+        torch.set_num_threads(len(cores))
+        self._cells = cells
+        self._probe = CeilingProbe(len(cores))
+        self._runner = TorchRunner(
+            directory,
+            dtype="bfloat16",
+            device="cpu",
+            block_size=BLOCK_SIZE,
+            num_blocks=blocks_needed(BLOCK_SIZE, [_extent(cell) for cell in cells]),
+            threads=len(cores),
+        )
+        self._runner.warm_up()
+        self._plain = PlainTransformers(directory)
+        self._ours = OurEngine(self._runner)
+
+    @property
+    def mode(self) -> str:
+        """How our engine computes."""
+        return str(getattr(self._runner, "mode", "eager"))
+
+    def run(self, effort: Effort) -> Iterator[Measured]:
+        """Every cell in turn."""
+        rng = random.Random(0)
+        shape = self._plain.shape
+        for cell in self._cells:
+            tokens = [rng.randrange(shape.vocab) for _ in range(_extent(cell)[1])]
+            before = self._probe.measure()
+            ours, plain = compare(cell, (self._ours, self._plain), tokens, effort)
+            yield Measured(cell, ours, plain, before.better(self._probe.measure()), shape)
+
+
+def _extent(cell: Cell) -> tuple[int, int]:
+    """(sequences, tokens of each)."""
+    return (1, cell.tokens) if isinstance(cell, Prefill) else (cell.batch, cell.context)
