@@ -1,16 +1,13 @@
-"""Which blocks already hold the KV of a prompt's beginning: content hashes over a BlockPool.
+"""Which blocks already hold the KV of a prompt's beginning: named blocks of a BlockPool.
 
-A block is named by a BLAKE2b hash chained over (parent hash, its tokens) and keyed by model fingerprint and
-cache salt, so that equal names mean equal KV and tenants with different salts never meet. The idea of
-hashing full blocks with their prefix is vLLM's automatic prefix caching. Knows nothing of sequences.
+What a name is, messages/block_hash.py says. Knows nothing of sequences and of who else is told of the blocks.
 """
 
-import hashlib
-import struct
 from collections.abc import Sequence as Seq
 
 from common.ids import BlockId
 from common.kv.block_pool import BlockPool
+from common.messages.block_hash import BlockHasher
 
 
 class PrefixCache:
@@ -22,7 +19,7 @@ class PrefixCache:
 
     def __init__(self, pool: BlockPool, fingerprint: str) -> None:
         self._pool = pool
-        self._fingerprint = fingerprint.encode()
+        self._hasher = BlockHasher(fingerprint, pool.block_size)
 
     def match(self, tokens: Seq[int], salt: str = "", hashes: list[bytes] | None = None) -> list[BlockId]:
         """Blocks that hold the longest known prefix of `tokens`, in order; changes nothing in the pool.
@@ -62,12 +59,5 @@ class PrefixCache:
 
     def _chain(self, tokens: Seq[int], salt: str, count: int, hashes: list[bytes] | None) -> list[bytes]:
         chain = [] if hashes is None else hashes
-        if len(chain) < count:
-            size = self._pool.block_size
-            key = hashlib.blake2b(salt.encode(), key=self._fingerprint[:64], digest_size=32).digest()
-            pack = struct.Struct(f"<{size}q").pack
-            for start in range(len(chain) * size, count * size, size):
-                parent = chain[-1] if chain else b""
-                block = pack(*tokens[start : start + size])
-                chain.append(hashlib.blake2b(parent + block, key=key, digest_size=16).digest())
+        self._hasher.extend(chain, tokens, salt, count)
         return chain[:count]
