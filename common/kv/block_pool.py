@@ -1,15 +1,24 @@
 """Who holds which KV block: reference counts, and the memory of what idle blocks still contain.
 
 Pure bookkeeping over block numbers: knows nothing of the bytes, of tokens, or of how a hash is made
-(prefix_cache.py). A hash lives and dies with its block here, so that the index can never name a block whose
-content was given away.
+(messages/block_hash.py). A hash lives and dies with its block here, so that the index can never name a block
+whose content was given away.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 
 from common.errors import PoolExhausted
 from common.ids import BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChanges:
+    """What became known, and what ceased to be, between two looks; no hash is in both. Oldest first."""
+
+    stored: tuple[bytes, ...] = ()
+    evicted: tuple[bytes, ...] = ()
 
 
 class BlockPool:
@@ -35,6 +44,9 @@ class BlockPool:
         """Idle blocks with known content, least recently used first."""
         self._hash_of: dict[BlockId, bytes] = {}
         self._holder: dict[bytes, BlockId] = {}
+        # Net of each other, so that they hold no more than the pool does, however seldom they are taken.
+        self._stored: dict[bytes, None] = {}
+        self._evicted: dict[bytes, None] = {}
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -110,6 +122,18 @@ class BlockPool:
         if block not in self._hash_of and content not in self._holder:
             self._hash_of[block] = content
             self._holder[content] = block
+            _net(content, gone_from=self._evicted, come_to=self._stored)
+
+    def contents(self) -> tuple[bytes, ...]:
+        """The hashes of all used and cached blocks known to hold something; every one is found by `find`."""
+        return tuple(self._holder)
+
+    def take_changes(self) -> CacheChanges:
+        """How `contents` differs from what it was at the last call, or in the beginning."""
+        changes = CacheChanges(tuple(self._stored), tuple(self._evicted))
+        self._stored.clear()
+        self._evicted.clear()
+        return changes
 
     def on_free(self, listener: Callable[[], None]) -> None:
         """Call `listener` after every release that made blocks allocatable; it may only take a note."""
@@ -118,5 +142,15 @@ class BlockPool:
     def _evict(self) -> BlockId:
         block = next(iter(self._cached))
         del self._cached[block]
-        del self._holder[self._hash_of.pop(block)]
+        content = self._hash_of.pop(block)
+        del self._holder[content]
+        _net(content, gone_from=self._stored, come_to=self._evicted)
         return block
+
+
+def _net(content: bytes, *, gone_from: dict[bytes, None], come_to: dict[bytes, None]) -> None:
+    """Note a change, unless it takes one back that nobody has seen."""
+    if content in gone_from:
+        del gone_from[content]
+    else:
+        come_to[content] = None

@@ -1,13 +1,14 @@
-"""How instances make themselves known: beats with who they are and how loaded they are.
+"""How instances make themselves known: who they are, how loaded they are, which prefixes they have cached.
 
-Five beats a second from workers, routers and gateways on `beat`. Plain data; what silence means is
-routing/cluster_view.py's business.
+Five beats a second from workers, routers and gateways on `beat`; what silence means is
+routing/cluster_view.py's business. What workers cache on `kv-events`; what is made of it is
+routing/prefix_index.py's. Plain data.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from common.ids import InstanceRef
+from common.ids import Incarnation, InstanceRef
 
 Role = Literal["prefill", "decode", "router", "gateway"]
 
@@ -51,12 +52,16 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerBeat:
-    """`last_frames` has the number of the last frame per gateway that has not acknowledged it."""
+    """`last_frames` has the number of the last frame per gateway that has not acknowledged it.
+
+    `last_kv_event` is the number of the last KVEvents of this incarnation; 0 before the first.
+    """
 
     KIND: ClassVar[str] = "beat.worker"
     info: InstanceInfo
     load: LoadReport
     last_frames: tuple[tuple[str, int], ...] = ()
+    last_kv_event: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +80,41 @@ class GatewayBeat:
 
 
 Beat = WorkerBeat | RouterBeat | GatewayBeat
+
+
+@dataclass(frozen=True, slots=True)
+class KVEvents:
+    """How a worker's prefix cache changed since its event `sequence` - 1; they are numbered from 1.
+
+    `evicted` and `stored` name blocks (block_hash.pack); to be applied in this order.
+    """
+
+    KIND: ClassVar[str] = "kv.events"
+    ref: InstanceRef
+    sequence: int
+    evicted: str = ""
+    stored: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KVSnapshotRequest:
+    """-> `control.<instance>`: say on `kv-events` what your prefix cache holds; without an answer."""
+
+    KIND: ClassVar[str] = "kv.snapshot.get"
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class KVSnapshot:
+    """Part `part` (from 0) of `parts` of what a worker's prefix cache held after event `sequence`.
+
+    `number` tells the snapshots of one incarnation apart, so that parts of two are never put together.
+    """
+
+    KIND: ClassVar[str] = "kv.snapshot"
+    ref: InstanceRef
+    number: int
+    sequence: int
+    part: int
+    parts: int
+    stored: str = ""

@@ -17,6 +17,7 @@ class Subjects:
         self.route = f"{self._prefix}.route"
         self.route_decode = f"{self._prefix}.route.decode"
         self.beat = f"{self._prefix}.beat"
+        self.kv_events = f"{self._prefix}.kv-events"
         self.routers = "routers"
         """Queue group: one router of many answers each route request."""
 
@@ -31,6 +32,9 @@ class Subjects:
 
     def resend(self, instance: InstanceId) -> str:
         return self._of("resend", instance)
+
+    def control(self, instance: InstanceId) -> str:
+        return self._of("control", instance)
 
     def stream(self, gateway: InstanceId) -> str:
         return self._of("stream", gateway)
