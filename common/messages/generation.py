@@ -51,7 +51,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """Gateway -> `route`: who should take this request? `exclude` lists incarnations that just failed it."""
+    """Gateway -> `route`: who should take this request? `exclude` lists incarnations that just failed it.
+
+    `block_hashes` names the full blocks of its tokens (block_hash.pack), for policies that look at cached
+    prefixes; "" where the gateway leaves them out.
+    """
 
     KIND: ClassVar[str] = "route"
     key: AttemptKey
@@ -60,6 +64,7 @@ class RouteRequest:
     max_tokens: int
     exclude: tuple[InstanceRef, ...] = ()
     slo: SLO | None = None
+    block_hashes: str = ""
 
 
 @dataclass(frozen=True, slots=True)

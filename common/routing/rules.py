@@ -10,9 +10,11 @@ from typing import Literal
 
 from common.config import Topology
 from common.ids import InstanceRef
+from common.messages.block_hash import unpack
 from common.messages.generation import DecodeRoute, DecodeRouteRequest, Rejected, Route, RouteRequest
 from common.routing.cluster_view import ClusterView, Instance, pairable
-from common.routing.policies import RoutingPolicy
+from common.routing.policies import RoutingPolicy, Work
+from common.routing.prefix_index import PrefixIndex
 
 RETRY_AFTER_S = 1.0
 """When an instance that is starting or restarting is worth another try."""
@@ -34,29 +36,36 @@ class RoutingRules:
 class RequestRouter:
     """Answers route questions and counts its answers into the view's load."""
 
-    def __init__(self, view: ClusterView, policy: RoutingPolicy, rules: RoutingRules) -> None:
+    def __init__(
+        self, view: ClusterView, policy: RoutingPolicy, rules: RoutingRules, index: PrefixIndex | None = None
+    ) -> None:
         self._view = view
         self._policy = policy
         self._rules = rules
+        self._index = index or PrefixIndex()
 
     def route(self, request: RouteRequest) -> Route | Rejected:
-        """Who should take this request. Excluded incarnations are never an answer."""
+        """Who should take this request. Excluded incarnations are never an answer.
+
+        Raises MessageInvalid for block hashes that are none.
+        """
         decodes = self._fitting("decode", request.prompt_tokens, request.exclude)
         if isinstance(decodes, Rejected):
             return decodes
+        work = Work(request.prompt_tokens, self._index.match(unpack(request.block_hashes)))
         if self._decode_prefills(request):
-            return self._local(decodes, request.prompt_tokens)
+            return self._local(decodes, work)
         prefills = self._fitting("prefill", request.prompt_tokens, request.exclude)
         if isinstance(prefills, Rejected):
             fall_back = self._rules.local_prefill_fallback and prefills.reason == "no_prefill"
-            return self._local(decodes, request.prompt_tokens) if fall_back else prefills
+            return self._local(decodes, work) if fall_back else prefills
         paired = [p for p in prefills if any(pairable(p.info, d.info) for d in decodes)]
         if not paired:
             return _nobody("decode", "has the KV layout and weights of a prefill instance")
-        prefill = self._policy.choose(paired, request.prompt_tokens)
+        prefill = self._policy.choose(paired, work)
         partners = [d for d in decodes if pairable(prefill.info, d.info)]
         self._view.note_assignment(prefill.ref, request.prompt_tokens)
-        fallback = self._policy.choose(partners, request.prompt_tokens)
+        fallback = self._policy.choose(partners, Work(request.prompt_tokens))  # it pulls, cached or not
         return Route(prefill.ref, fallback.ref)
 
     def route_decode(self, request: DecodeRouteRequest) -> DecodeRoute | Rejected:
@@ -72,7 +81,7 @@ class RequestRouter:
         partners = [d for d in decodes if pairable(prefill.info, d.info)]
         if not partners:
             return _nobody("decode", f"has the KV layout and weights of {request.prefill.instance}")
-        decode = self._policy.choose(partners, request.num_tokens)
+        decode = self._policy.choose(partners, Work(request.num_tokens))
         self._view.note_assignment(decode.ref, request.num_tokens)
         return DecodeRoute(decode.ref)
 
@@ -80,9 +89,9 @@ class RequestRouter:
         disaggregated = self._rules.topology == "disaggregated"
         return not disaggregated or request.prompt_tokens < self._rules.local_prefill_below_tokens
 
-    def _local(self, decodes: list[Instance], prompt_tokens: int) -> Route:
-        decode = self._policy.choose(decodes, prompt_tokens)
-        self._view.note_assignment(decode.ref, prompt_tokens)
+    def _local(self, decodes: list[Instance], work: Work) -> Route:
+        decode = self._policy.choose(decodes, work)
+        self._view.note_assignment(decode.ref, work.num_tokens)
         return Route(decode.ref, None)
 
     def _fitting(
