@@ -125,6 +125,12 @@ class WorkerMetrics(StagedMetrics):
             "recomputed_tokens_total", "tokens computed again after preemption"
         )
         self.preemptions = self._counter("preemptions_total", "sequences that lost their blocks for another")
+        self.prefix_cache_query_tokens = self._counter(
+            "prefix_cache_query_tokens_total", "tokens of sequences for which the prefix cache was asked"
+        )
+        self.prefix_cache_hit_tokens = self._counter(
+            "prefix_cache_hit_tokens_total", "those of them whose KV it had"
+        )
         self.engine_mode = self._gauges("engine_mode", "1 for how steps are run now", "mode")
         self.kv_received_tokens = self._counter("kv_received_tokens_total", "tokens whose KV was pulled")
         self.kv_transfer_bytes = self._counters("kv_transfer_bytes_total", "KV bytes moved", "transport")
@@ -165,6 +171,12 @@ class RouterMetrics(ServiceMetrics):
             "requests_total", "route requests, by answer", "status", "ok", "rejected"
         )
         self.assignments = self._counters("assignments_total", "requests given to an instance", "target")
+        self.prefix_index_blocks = self._gauge(
+            "prefix_index_blocks", "blocks known to be cached, summed over all workers"
+        )
+        self.prefix_index_snapshots = self._counter(
+            "prefix_index_snapshots_total", "snapshots asked of workers, some of whose events were missed"
+        )
         self.instances = self._gauges(
             "instances", "instances usable now, by role", "kind", "prefill", "decode"
         )

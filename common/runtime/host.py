@@ -22,6 +22,7 @@ from common.messages.cluster import MESSAGE_VERSION, InstanceInfo
 from common.observability.metrics import WorkerMetrics
 from common.routing.cluster_view import ClusterView
 from common.runtime.bus import MessageBus
+from common.runtime.kv_events import KVEventPublisher
 from common.runtime.micro import MicroService
 from common.runtime.worker import Duty, Worker
 from common.transport.kv import KVTransport
@@ -78,6 +79,7 @@ class WorkerHost:
         self._settings = settings
         self.ready = False
         self.pool = BlockPool(runner.buffer.num_blocks, runner.layout.block_size)
+        self._kv_events = KVEventPublisher(parts.bus, self.pool, parts.ref)
         self.worker = Worker(
             bus=parts.bus,
             clock=parts.clock,
@@ -85,6 +87,7 @@ class WorkerHost:
             view=ClusterView(parts.clock),
             metrics=parts.metrics,
             beat_s=settings.beat_ms / 1e3,
+            kv_events=self._kv_events,
         )
         self.duty = make_duty(parts, self.worker, self.pool)
         scheduler = Scheduler(
@@ -108,6 +111,7 @@ class WorkerHost:
             tasks.create_task(self.engine.run())
             background = tasks.create_task(self.duty.run())
             await self.duty.start()
+            await self._kv_events.start()
             serving = tasks.create_task(self.worker.run(self.duty, stop_worker))
             await self._micro.start()
             self.ready = True
@@ -117,6 +121,7 @@ class WorkerHost:
             await self._micro.stop()
             stop_worker.set()
             await serving
+            await self._kv_events.stop()
             await self.engine.close()
             background.cancel()
             await self.duty.close()

@@ -2,17 +2,23 @@
 
 from common.engine.runner import BatchPlan
 from common.engine.scheduler import Scheduler
+from common.engine.sequence import Sequence
 from common.observability.metrics import WorkerMetrics
 
 
 class StepMeter:
-    """`count` once per executed plan."""
+    """`count` once per executed plan, `admitted` once per sequence that was given its first blocks."""
 
     def __init__(self, metrics: WorkerMetrics, scheduler: Scheduler) -> None:
         self._metrics = metrics
         self._scheduler = scheduler
         self._preemptions = 0
         self._recomputed = 0
+
+    def admitted(self, seq: Sequence) -> None:
+        if seq.sampling.prompt_logprobs is None:  # else the cache was passed by
+            self._metrics.prefix_cache_query_tokens.inc(len(seq.tokens))
+            self._metrics.prefix_cache_hit_tokens.inc(seq.num_cached)
 
     def count(self, plan: BatchPlan) -> None:
         metrics, scheduler = self._metrics, self._scheduler

@@ -1,7 +1,8 @@
 """What prefill and decode workers have in common: intake, aborts, frames, beats, and noticing who is gone.
 
-A worker is this plus an engine plus a `Duty` that says what a job means. Knows nothing of engines, KV and
-leases. Everything runs on one event loop; message handlers only note things down.
+A worker is this plus an engine plus a `Duty` that says what a job means. Knows nothing of engines and leases,
+and of KV only that its events go out with the beats. Everything runs on one event loop; message handlers
+only note things down.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from common.runtime.aborts import abort_until_answered
 from common.runtime.attempts import AttemptTable
 from common.runtime.bus import MessageBus, Reply
 from common.runtime.heartbeat import Heartbeat
+from common.runtime.kv_events import KVEventPublisher
 from common.runtime.outbox import Outbox
 
 log = structlog.get_logger()
@@ -85,6 +87,7 @@ class Worker:
         view: ClusterView,
         metrics: WorkerMetrics,
         beat_s: float,
+        kv_events: KVEventPublisher,
     ) -> None:
         self.bus = bus
         self.subjects = bus.subjects
@@ -95,6 +98,7 @@ class Worker:
         self.held: dict[AttemptKey, Held] = {}
         self.attempts = AttemptTable(clock)
         self._beat_s = beat_s
+        self._kv_events = kv_events
         self._outbox = Outbox(info.ref)
         bus.on_state(view.on_bus_state)
         bus.report_to(metrics)
@@ -244,7 +248,9 @@ class Worker:
                 log.warning("drain timed out", held=len(self.held))
 
     def _beat(self, duty: Duty) -> WorkerBeat:
-        return WorkerBeat(self.info, duty.load(), self._outbox.last_numbers())
+        # Events first: who hears the beat has heard them, or knows that some were lost.
+        last_kv_event = self._kv_events.publish()
+        return WorkerBeat(self.info, duty.load(), self._outbox.last_numbers(), last_kv_event)
 
     async def _watch(self, duty: Duty) -> None:
         while True:

@@ -272,6 +272,7 @@ class DecodeService:
 
     def started(self, seq: Sequence) -> None:
         self._by_seq[seq.id].started = self._worker.clock.now()
+        self._meter.admitted(seq)
 
     def executed(self, plan: BatchPlan) -> None:
         self._meter.count(plan)

@@ -204,6 +204,7 @@ class PrefillService:
     def started(self, seq: Sequence) -> None:
         held = self._by_seq[seq.id]
         held.started = self._worker.clock.now()
+        self._meter.admitted(seq)
         if _one_token(held.job, self._max_model_len):
             self._worker.emit(held.gateway, BoundItem(held.key, None))
             return

@@ -26,10 +26,12 @@ from common.messages.generation import DecodeRouteRequest, Rejected, RouteReques
 from common.observability.metrics import RouterMetrics
 from common.routing.cluster_view import ClusterView, Instance, pairable
 from common.routing.policies import POLICIES
+from common.routing.prefix_index import PrefixIndex
 from common.routing.rules import RequestRouter, RoutingRules
 from common.runtime.bus import MessageBus, Reply
 from common.runtime.heartbeat import Heartbeat
 from common.runtime.micro import MicroService
+from services.router.prefix_watch import PrefixWatch
 
 LISTEN_S = 0.6
 """How long a new router hears beats before it answers: three beats of everybody."""
@@ -66,7 +68,9 @@ class RouterService:
         rules = RoutingRules(
             settings.topology, settings.local_prefill_below_tokens, settings.local_prefill_fallback
         )
-        self._router = RequestRouter(self._view, POLICIES[settings.routing_policy](), rules)
+        self._index = PrefixIndex()
+        self._prefixes = PrefixWatch(bus, self._index, metrics)
+        self._router = RequestRouter(self._view, POLICIES[settings.routing_policy](), rules, self._index)
         bus.on_state(self._view.on_bus_state)
         bus.report_to(metrics)
         for role in ("prefill", "decode"):
@@ -76,6 +80,7 @@ class RouterService:
         """Serve until `stopping` is set; the bus is connected. Owns every task of the service."""
         subjects = self._bus.subjects
         heartbeat = Heartbeat(self._bus, self._beat, self._beat_s)
+        await self._prefixes.start()
         beats = await self._bus.subscribe(subjects.beat, self._on_beat, WorkerBeat, RouterBeat, GatewayBeat)
         micro = MicroService(self._bus, self._clock, self._cluster, lambda: self._info)
         await micro.start()
@@ -100,6 +105,7 @@ class RouterService:
                 task.cancel()
         await micro.stop()
         await beats.unsubscribe()
+        await self._prefixes.stop()
 
     def why_not_ready(self) -> str:
         """What keeps a request from being routed; "" for nothing."""
@@ -130,6 +136,8 @@ class RouterService:
         ref = beat.info.ref
         new = self._view.state(ref) == "unknown"
         self._view.observe(beat)
+        if isinstance(beat, WorkerBeat) and self._view.get(ref) is not None:
+            self._prefixes.observe(beat)
         if new:
             log.info(
                 "instance appeared", target=ref.instance, incarnation=ref.incarnation, kind=beat.info.role
@@ -170,6 +178,7 @@ class RouterService:
         while True:
             await asyncio.sleep(self._beat_s)
             for ref in self._view.deaths(self._clock.now()):
+                self._index.drop(ref)
                 log.warning("instance died", target=ref.instance, incarnation=ref.incarnation)
 
     def _count_of(self, role: Role) -> Callable[[], float]:
@@ -190,6 +199,7 @@ class RouterService:
             "max_model_len": info.max_model_len,
             "block_size": info.block_size,
             "num_blocks": info.num_blocks,
+            "cached_blocks": self._index.num_blocks(info.ref),
             "silent_s": round(self._view.silence(info.ref), 3),
             "load": asdict(instance.load),
         }
