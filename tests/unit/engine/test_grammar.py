@@ -1,6 +1,8 @@
 """Grammars in tokens: what is refused, what masks allow, and that a state is a function of the output."""
 
 import json
+import resource
+import time
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +39,10 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def compiler(directory: Path) -> GrammarCompiler:
     return GrammarCompiler(directory, VOCAB, (END_ID,))
+
+
+def peak_bytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 
 def row(output: str, *, seq: int = 1, grammar: str = WORD, prompt: str = "say: ") -> PlanRow:
@@ -136,6 +142,46 @@ def test_what_is_no_grammar_or_too_long_is_refused_in_one_line(
         compiler.check(grammar)
     assert refusal.value.message
     assert "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "(a{1,1000}){1,1000}",
+        "(a{1000}){1000}",
+        "(x|(a|b){1,100}{1,100}{1,100})",
+        r"(\w{1,1000}){1,1000}",
+        "a{1000000000}",
+    ],
+)
+def test_an_expression_that_explodes_on_the_way_is_refused(
+    compiler: GrammarCompiler, expression: str
+) -> None:
+    grammar = LLMatcher.grammar_from_regex(expression)
+    before, begun = peak_bytes(), time.thread_time()
+    with pytest.raises(InvalidRequest, match="too many"):
+        compiler.check(grammar)
+    assert time.thread_time() - begun < 2
+    assert peak_bytes() - before < 100e6
+
+
+@pytest.mark.parametrize("expression", ["a{1,100000}", ".{0,4000}", "[a-z]+( [a-z]+){0,20}", "(a*)*b", "a"])
+def test_an_expression_that_only_looks_large_is_taken(compiler: GrammarCompiler, expression: str) -> None:
+    compiler.check(LLMatcher.grammar_from_regex(expression))
+
+
+def test_what_was_found_out_about_a_grammar_is_remembered(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = (LLMatcher.grammar_from_regex(one) for one in ("remember", "(a{9999}){9999}"))
+    compiler.check(good)
+    with pytest.raises(InvalidRequest) as first:
+        compiler.check(bad)
+    monkeypatch.delattr(compiler.__class__, "compile")
+    compiler.check(good)
+    with pytest.raises(InvalidRequest) as again:
+        compiler.check(bad)
+    assert again.value.message == first.value.message
 
 
 def test_without_a_tokenizer_every_grammar_is_refused(tmp_path: Path) -> None:

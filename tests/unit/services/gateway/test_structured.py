@@ -142,6 +142,11 @@ def test_half_asked_and_doubly_asked_is_refused(fields: dict[str, Any], param: s
         ({"response_format": schema_format({"not": {}})}, "response_format.json_schema.schema"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         ({"guided_regex": "(?!a)b"}, "guided_regex"),
+        ({"guided_regex": "(a{1,1000}){1,1000}"}, "guided_regex"),
+        (
+            {"response_format": schema_format({"type": "string", "pattern": "^(a{1,1000}){1,1000}$"})},
+            "response_format.json_schema.schema",
+        ),
     ],
 )
 async def test_what_no_model_can_follow_is_refused_by_name(
