@@ -17,8 +17,9 @@ class RequestRecord:
     `due` is when it should have been sent and is where `ttft_s` counts from, so a client that falls behind
     does not hide a slow server; `sent` is when it was. `itl_s` are the gaps between events with text, as
     a client sees them: tokens whose text is held back (half a character) come with a later one.
-    `output_tokens` is the server's own count where it sends one. `timing` is what the server said of the
-    stages, in ms, if anything. `error` is empty for a request that ended as it should.
+    `output_tokens` is the server's own count where it sends one; `cached_tokens` is how many tokens of the
+    prompt it had cached, `timing` what it said of the stages in ms, if anything. `error` is empty for a
+    request that ended as it should.
     """
 
     due: float
@@ -29,6 +30,7 @@ class RequestRecord:
     itl_s: tuple[float, ...] = ()
     prompt_tokens: int = 0
     output_tokens: int = 0
+    cached_tokens: int | None = None
     finish_reason: str = ""
     text: str = ""
     status: int = 0
@@ -51,6 +53,7 @@ class StreamLog:
         self._last: float | None = None
         self._finish_reason = ""
         self._usage: tuple[int, int] | None = None
+        self._cached: int | None = None
         self._timing: dict[str, float] = {}
         self._error = ""
         self._complete = False
@@ -71,6 +74,8 @@ class StreamLog:
         usage, timing = event.get("usage"), event.get("galley")
         if isinstance(usage, dict):
             self._usage = int(usage["prompt_tokens"]), int(usage["completion_tokens"])
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            self._cached = None if cached is None else int(cached)
         if isinstance(timing, dict):
             self._timing = {key: value for key, value in timing.items() if isinstance(value, int | float)}
         choices = event.get("choices")
@@ -101,6 +106,7 @@ class StreamLog:
             itl_s=tuple(after - before for before, after in pairwise(times)),
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
+            cached_tokens=self._cached,
             finish_reason=self._finish_reason,
             text="".join(text for _, text in self._texts),
             status=status,

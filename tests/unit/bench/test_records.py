@@ -43,6 +43,14 @@ def test_times_count_from_when_the_request_was_due() -> None:
     assert (record.text, record.finish_reason) == ("abc", "length")
 
 
+def test_what_the_server_had_cached_is_kept_if_it_says_so() -> None:
+    told = {"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+    assert record_of((2.0, text("a", "stop")), (2.0, {"choices": [], "usage": told})).cached_tokens == 4
+    silent = told | {"prompt_tokens_details": None}
+    assert record_of((2.0, text("a", "stop")), (2.0, {"choices": [], "usage": silent})).cached_tokens is None
+    assert record_of((2.0, text("a", "stop")), (2.0, USAGE)).cached_tokens is None
+
+
 def test_chat_chunks_count_alike_and_the_role_is_no_token() -> None:
     record = record_of(
         (1.5, chat(None)), (2.0, chat("a")), (3.0, chat("b")), (4.0, chat("", "stop")), (4.0, USAGE)
