@@ -16,7 +16,7 @@ from rich.table import Table
 
 from bench.client import ServerRefused
 from bench.cluster import ClusterFailed
-from bench.frame import Bench, Frame
+from bench.frame import Bench, Frame, http_url
 from bench.registry import all_benches
 from bench.report import Outcome, figures_table, write_json
 from common.errors import ConfigError
@@ -87,10 +87,10 @@ def _parser(name: str, bench: Bench) -> argparse.ArgumentParser:
 
 def _add_target_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--url", type=_http_url, help="measure the gateway there; else a cluster is started and stopped"
+        "--url", type=http_url, help="measure the gateway there; else a cluster is started and stopped"
     )
     parser.add_argument(
-        "--router", type=_http_url, metavar="URL", help="its router; else port 8001 of the gateway's host"
+        "--router", type=http_url, metavar="URL", help="its router; else port 8001 of the gateway's host"
     )
 
 
@@ -100,12 +100,6 @@ def _new_file(text: str) -> Path:
     if path.is_dir() or not path.resolve().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is not a file in an existing folder")
     return path
-
-
-def _http_url(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError(f"{text} does not begin with http://")
-    return text.rstrip("/")
 
 
 def _listing(benches: dict[str, Bench]) -> Table:

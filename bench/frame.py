@@ -44,6 +44,13 @@ class Frame:
         self.console.print(text, highlight=False, markup=False)
 
 
+def http_url(text: str) -> str:
+    """For argparse: a server's address without a slash at its end. Raises ArgumentTypeError."""
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text} does not begin with http://")
+    return text.rstrip("/")
+
+
 def no_options(_: argparse.ArgumentParser) -> None:
     """For benches without options of their own."""
 

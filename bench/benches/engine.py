@@ -5,16 +5,21 @@ bfloat16 product of 2048^3; both are taken before and after each cell, and the h
 step must read the weights once and the KV of its batch once; a prefill must multiply every token with every
 weight outside the embeddings, attend causally and project one row on the vocabulary. Times are medians of
 rounds in turn with transformers' own forward (DynamicCache, sdpa, bfloat16). Greedy sampling is part of each.
+
+With `--peer` another OpenAI server of the same model is asked the same as a cluster of ours, in turn: prompts
+alone for their TTFT, and streams of 256 tokens on the average for the time from token to token.
 """
 
 import argparse
 import asyncio
 
 from bench.cores import core_list
+from bench.engine import rivals
 from bench.engine.cells import FULL, QUICK, Measured
 from bench.engine.contender import Effort
-from bench.engine.tables import cells_table
-from bench.frame import Bench, Frame
+from bench.engine.duel import StreamsFailed, fight
+from bench.engine.tables import cells_table, duels_table
+from bench.frame import Bench, Frame, http_url
 from bench.report import Outcome
 from common.config import GatewaySettings, resolve
 from common.model_files import resolve as model_directory
@@ -28,9 +33,26 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--cores", type=core_list, default=(0,), help="cores to stay on, as taskset writes them"
     )
     parser.add_argument("--quick", action="store_true", help="prefill 512, decode at batch 1 and 8 only")
+    parser.add_argument("--peer", type=http_url, metavar="URL", help="compare with the OpenAI server there")
 
 
 async def run(frame: Frame, arguments: argparse.Namespace) -> Outcome:
+    if arguments.peer is not None:
+        return await _beside(frame, arguments)
+    return await _alone(frame, arguments)
+
+
+async def _beside(frame: Frame, arguments: argparse.Namespace) -> Outcome:
+    cells = rivals.QUICK if arguments.quick else rivals.FULL
+    try:
+        duels = await fight(frame, arguments.peer, arguments.cores, cells)
+    except StreamsFailed as error:
+        return Outcome({}, (str(error),))
+    frame.console.print(duels_table(duels))
+    return Outcome({name: figure for duel in duels for name, figure in duel.figures().items()})
+
+
+async def _alone(frame: Frame, arguments: argparse.Namespace) -> Outcome:
     # torch takes seconds to import, and other benches run where it is not installed.
     from bench.engine.trial import Trial
 
