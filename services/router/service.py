@@ -68,9 +68,10 @@ class RouterService:
         rules = RoutingRules(
             settings.topology, settings.local_prefill_below_tokens, settings.local_prefill_fallback
         )
-        self._index = PrefixIndex()
-        self._prefixes = PrefixWatch(bus, self._index, metrics)
-        self._router = RequestRouter(self._view, POLICIES[settings.routing_policy](), rules, self._index)
+        self.index = PrefixIndex()
+        """What workers have cached, as far as is known here."""
+        self._prefixes = PrefixWatch(bus, self.index, metrics)
+        self._router = RequestRouter(self._view, POLICIES[settings.routing_policy](), rules, self.index)
         bus.on_state(self._view.on_bus_state)
         bus.report_to(metrics)
         for role in ("prefill", "decode"):
@@ -178,7 +179,7 @@ class RouterService:
         while True:
             await asyncio.sleep(self._beat_s)
             for ref in self._view.deaths(self._clock.now()):
-                self._index.drop(ref)
+                self.index.drop(ref)
                 log.warning("instance died", target=ref.instance, incarnation=ref.incarnation)
 
     def _count_of(self, role: Role) -> Callable[[], float]:
@@ -199,7 +200,7 @@ class RouterService:
             "max_model_len": info.max_model_len,
             "block_size": info.block_size,
             "num_blocks": info.num_blocks,
-            "cached_blocks": self._index.num_blocks(info.ref),
+            "cached_blocks": self.index.num_blocks(info.ref),
             "silent_s": round(self._view.silence(info.ref), 3),
             "load": asdict(instance.load),
         }

@@ -132,6 +132,7 @@ class SimCluster:
         self._counts = (prefill if topology == "disaggregated" else 0, decode)
         self._num_blocks = num_blocks
         self._drain_seconds = drain_seconds
+        self.router: RouterService
         self.pools: dict[str, int] = {}
         """Blocks of single workers that differ from `num_blocks`."""
         self.gateway: Gateway
@@ -170,6 +171,15 @@ class SimCluster:
             stopping.set()
             await router
             gateway.cancel()
+
+    def make_router(self, name: str, client: MemoryTransport) -> RouterService:
+        return RouterService(
+            bus=self.bus(client),
+            clock=LoopClock(asyncio.get_running_loop()),
+            settings=RouterSettings(topology=self._topology),
+            ref=InstanceRef(InstanceId(name), Incarnation(self.ids.hex())),
+            metrics=RouterMetrics(name),
+        )
 
     def start(self, tasks: asyncio.TaskGroup, settings: EngineSettings) -> SimWorker:
         worker = self.workers[settings.instance] = SimWorker(self, settings)
@@ -214,14 +224,8 @@ class SimCluster:
     async def _router(self, stopping: asyncio.Event) -> None:
         client = self.control.client()
         await client.connect()
-        service = RouterService(
-            bus=self.bus(client),
-            clock=LoopClock(asyncio.get_running_loop()),
-            settings=RouterSettings(topology=self._topology),
-            ref=InstanceRef(InstanceId("router-0"), Incarnation(self.ids.hex())),
-            metrics=RouterMetrics("router-0"),
-        )
-        await service.run(stopping)
+        self.router = self.make_router("router-0", client)
+        await self.router.run(stopping)
 
     async def _gateway(self) -> None:
         client = self.control.client()

@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from common.errors import MessageInvalid
 from common.ids import AttemptKey, Incarnation, InstanceId, InstanceRef, LeaseId, RequestId
-from common.messages.cluster import GatewayBeat, InstanceInfo, LoadReport, WorkerBeat
+from common.messages.cluster import (
+    GatewayBeat,
+    InstanceInfo,
+    KVEvents,
+    KVSnapshot,
+    KVSnapshotRequest,
+    LoadReport,
+    WorkerBeat,
+)
 from common.messages.codec import decode, encode
 from common.messages.generation import Abort, Accepted, Job, Refused, Route, SamplingParams
 from common.messages.handoff import KVHandoff, KVSource, LeaseGrant
@@ -48,8 +56,11 @@ MESSAGES = [
             FailedItem(KEY, "code", "why", True),
         ),
     ),
-    WorkerBeat(INFO, LoadReport(free_blocks=3), (("g", 4),)),
+    WorkerBeat(INFO, LoadReport(free_blocks=3), (("g", 4),), 7),
     GatewayBeat(INFO, ((REF, 4),)),
+    KVEvents(REF, 7, evicted="00" * 16, stored="0f" * 32),
+    KVSnapshotRequest(REF.incarnation),
+    KVSnapshot(REF, 1, 7, 0, 2, "0f" * 16),
 ]
 
 

@@ -1,13 +1,18 @@
 """Routing rules per topology, and how load spreads under them."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from common.clock import VirtualClock
 from common.ids import AttemptKey, InstanceId, InstanceRef, RequestId
-from common.messages.cluster import LoadReport, WorkerBeat
+from common.messages.block_hash import BlockHasher, pack
+from common.messages.cluster import KVEvents, LoadReport, WorkerBeat
 from common.messages.generation import DecodeRoute, DecodeRouteRequest, Rejected, Route, RouteRequest
-from common.routing.cluster_view import ClusterView
-from common.routing.policies import POLICIES, LeastTokens
+from common.routing.cluster_view import ClusterView, Instance
+from common.routing.policies import POLICIES, LeastTokens, Work
+from common.routing.prefix_index import PrefixIndex
 from common.routing.rules import RequestRouter, RoutingRules
 from tests.support.fleet import ref, worker_beat
 
@@ -130,3 +135,40 @@ def test_an_idle_fleet_takes_turns() -> None:
         assert isinstance(answer, Route)
         chosen.append(answer.worker.instance)
     assert chosen == ["d1", "d2", "d3"] * 2
+
+
+class Noting:
+    """Takes the first candidate and remembers what it was shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[dict[str, int]] = []
+
+    def choose(self, candidates: Sequence[Instance], work: Work) -> Instance:
+        self.shown.append({one.ref.instance: work.cached_tokens(one) for one in candidates})
+        return candidates[0]
+
+
+@pytest.mark.parametrize("topology", ["disaggregated", "chunked"])
+def test_policies_see_what_each_candidate_has_cached(topology: str) -> None:
+    view, index, policy = ClusterView(VirtualClock()), PrefixIndex(), Noting()
+    hashes = BlockHasher("same", 16).hashes(range(100))
+    for beat in (P1, D1, D2):
+        view.observe(beat)
+        index.observe(beat.info.ref, 1000, 0)
+    index.apply(KVEvents(ref("p1"), 1, stored=pack(hashes[:2])))
+    index.apply(KVEvents(ref("d2"), 1, stored=pack(hashes)))
+    rules = RoutingRules(topology=topology)  # type: ignore[arg-type]
+    one = RequestRouter(view, policy, rules, index)
+    one.route(replace(asked(), block_hashes=pack(hashes)))
+    one.route(asked())
+    if topology == "chunked":
+        assert policy.shown == [{"d1": 0, "d2": 96}, {"d1": 0, "d2": 0}]
+    else:
+        assert policy.shown[0::2] == [{"p1": 32}, {"p1": 0}]
+
+
+def test_no_more_is_cached_than_there_are_tokens() -> None:
+    view = ClusterView(VirtualClock())
+    view.observe(D1)
+    (instance,) = view.all()
+    assert Work(20, {ref("d1"): 2}).cached_tokens(instance) == 20
