@@ -18,6 +18,7 @@ from services.gateway.gateway import Gateway, unique_ref
 from services.gateway.http.api import make_app
 from services.gateway.http.edge import guard, tls_context
 from services.gateway.http.keys import read_keys
+from services.gateway.http.middleware import refuse_requests
 from services.gateway.tokenizing import ModelTokenizer, TokenizerPool, Vocabulary
 
 
@@ -42,7 +43,14 @@ async def serve(settings: GatewaySettings, context: ServiceContext) -> None:
     )
     app = make_app(gateway, tokenizers, context.clock, max_body_bytes=settings.max_body_bytes)
     guard(app, keys, settings.allowed_origins)
-    http = await serve_http(app, settings.host, settings.port, tls=tls, reuse_port=settings.reuse_port)
+    http = await serve_http(
+        app,
+        settings.host,
+        settings.port,
+        tls=tls,
+        reuse_port=settings.reuse_port,
+        refuse=refuse_requests(context.ids),
+    )
     try:
         gateway.listens_at(http.url(settings.reachable_host))
         context.announce(http.url(settings.reachable_host))

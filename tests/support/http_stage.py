@@ -29,6 +29,7 @@ from common.messages.stream import (
 )
 from common.observability.http import HttpServer, serve_http
 from services.gateway.http.api import make_app
+from services.gateway.http.middleware import refuse_requests
 from services.gateway.tokenizing import ModelTokenizer, TokenizerPool, Vocabulary
 from tests.support.scripted_cluster import ScriptedCluster, cluster
 from tests.support.tiny_models import CHAT_TEMPLATE, END_ID, make_tokenizer
@@ -147,7 +148,7 @@ async def open_stage(vocabulary: Vocabulary, settings: GatewaySettings | None = 
     tokenizers = TokenizerPool(vocabulary.tokenizer, vocabulary.max_model_len)
     async with cluster(settings=settings, vocabulary=vocabulary) as made:
         app = make_app(made.gateway, tokenizers, SystemClock(), max_body_bytes=1 << 20)
-        server = await serve_http(app, "127.0.0.1", 0)
+        server = await serve_http(app, "127.0.0.1", 0, refuse=refuse_requests(made.gateway.ids))
         async with aiohttp.ClientSession() as http:
             yield Stage(made, server, http)
         await server.close()

@@ -16,7 +16,7 @@ from common.observability.http import add_probes, json_response
 from services.gateway.gateway import Gateway
 from services.gateway.http.chunks import ChunkNarrator
 from services.gateway.http.headers import wants_timing
-from services.gateway.http.middleware import label_requests
+from services.gateway.http.middleware import expect, label_requests
 from services.gateway.http.responses import ResponsesApi
 from services.gateway.http.serving import Serving
 from services.gateway.http.tokens import TokensApi
@@ -37,7 +37,10 @@ def make_app(
     app = web.Application(client_max_size=max_body_bytes, middlewares=[label_requests(gateway.ids)])
     serving = Serving(gateway, tokenizers, clock)
     for endpoints in (OpenAIApi(serving), ResponsesApi(serving), TokensApi(serving)):
-        app.add_routes(endpoints.routes())
+        for route in endpoints.routes():
+            app.add_routes(
+                [web.RouteDef(route.method, route.path, route.handler, {"expect_handler": expect})]
+            )
     app.add_routes([web.get("/openapi.json", describe(serving))])
     add_probes(app, gateway.metrics, gateway.why_not_ready)
     return app

@@ -1,5 +1,7 @@
 """Every answer is JSON, every failure an OpenAI-shaped error, every response carries X-Request-Id.
 
+That holds for bytes that are no HTTP request, too (`refuse_requests`).
+
 Knows nothing of what handlers do.
 """
 
@@ -8,7 +10,7 @@ import re
 
 import orjson
 import structlog
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.typedefs import Handler, Middleware
 
 from common.errors import (
@@ -20,6 +22,7 @@ from common.errors import (
     UnsupportedMediaType,
 )
 from common.ids import IdSource
+from common.observability.http import Refuse
 from services.gateway.http.edge import check_depth
 from services.gateway.openai.answers import error_body, error_headers
 
@@ -27,6 +30,8 @@ LABEL = web.RequestKey("client_id", str)
 """The client's own X-Request-Id, or one that we drew: a label for logs and the response."""
 
 _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
+_DUMP = re.compile(r"[\s:]*(bytearray\(|bytes: *)?b['\"].*", re.DOTALL)
+"""What aiohttp adds to a reason: the bytes themselves, which may be a key."""
 
 BODY_TIMEOUT_S = 60.0
 """How long a client may take to send its body."""
@@ -62,6 +67,25 @@ def label_requests(ids: IdSource) -> Middleware:
         return response
 
     return middleware
+
+
+def refuse_requests(ids: IdSource) -> Refuse:
+    """Answers in the same form to what never becomes a request: broken or oversized lines, headers, chunks."""
+
+    def refuse(_status: int, reason: str) -> web.Response:
+        reason = " ".join(_DUMP.sub("", reason).split())[:200]
+        response = error_response(InvalidRequest(f"this is no HTTP request that can be read: {reason}"))
+        response.headers["X-Request-Id"] = ids.hex(12)
+        return response
+
+    return refuse
+
+
+async def expect(request: web.Request) -> None:
+    """For clients that ask before they send a body. aiohttp's own answers other wishes with a plain 417."""
+    if request.headers["Expect"].strip().lower() == "100-continue" and request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # what follows is the beginning
 
 
 def error_response(error: GalleyError) -> web.Response:
