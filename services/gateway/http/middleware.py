@@ -70,7 +70,7 @@ def label_requests(ids: IdSource) -> Middleware:
 
 
 def refuse_requests(ids: IdSource) -> Refuse:
-    """Answers in the same form to what never becomes a request: broken or oversized lines, headers, chunks."""
+    """Answers in the same form to what never becomes a request: broken or oversized lines and headers."""
 
     def refuse(_status: int, reason: str) -> web.Response:
         reason = " ".join(_DUMP.sub("", reason).split())[:200]
