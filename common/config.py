@@ -187,6 +187,9 @@ class EngineSettings(ModelSettings):
     policy: Literal["prefill_first", "decode_first"] = Field(
         default="prefill_first", description="first in a step: whole prompts, or decodes and then chunks"
     )
+    ordering: Literal["fcfs", "shortest_first", "slack", "priority"] = Field(
+        default="fcfs", description="who of those that wait goes first, and who is preempted last"
+    )
     threads: PositiveInt | None = Field(default=None, description="threads of the model; else one a core")
     cores: Annotated[str, AfterValidator(_checked_cores)] = Field(
         default="", description="cores to stay on, as taskset -c writes them: 0,2-3; empty is all"

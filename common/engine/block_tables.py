@@ -39,17 +39,28 @@ class BlockTables:
             return []
         return self._cache.match(seq.tokens, seq.cache_salt, self._memo(seq).hashes)
 
-    def fill(self, seq: Sequence, known: list[BlockId]) -> bool:
+    def uncomputed(self, seq: Sequence) -> int:
+        """How many tokens have to be computed before `seq` goes on, as things stand."""
+        if seq.blocks:
+            return seq.num_uncomputed
+        return len(seq.tokens) - self.tokens_in(self.known(seq))
+
+    def tokens_in(self, blocks: list[BlockId]) -> int:
+        """How many tokens full `blocks` hold."""
+        return len(blocks) * self._pool.block_size
+
+    def fill(self, seq: Sequence, known: list[BlockId], spare: int) -> bool:
         """Take `known` and fresh blocks for all other tokens and the one to come, or nothing at all.
 
         The token to come counts because the first decode would have to preempt somebody for it at once.
+        `spare` blocks stay free besides.
         """
         room = len(seq.tokens) + (0 if seq.hand_over else 1)
         fresh = min(self._pool.blocks_for(room), self._pool.num_blocks) - len(known)
-        if not self._pool.can_allocate(fresh, known):
+        if not self._pool.can_allocate(fresh + spare, known):
             return False
         seq.blocks = known + self._pool.allocate(fresh, known)
-        seq.num_computed = len(known) * self._pool.block_size
+        seq.num_computed = self.tokens_in(known)
         self._memo(seq).num_registered = len(known)
         return True
 

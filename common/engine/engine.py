@@ -11,6 +11,7 @@ from typing import Protocol
 import structlog
 
 from common.clock import Clock
+from common.engine.prefill_rate import PrefillRate
 from common.engine.runner import BatchPlan, StepExecutor
 from common.engine.scheduler import Scheduler, StepOutput
 from common.engine.sequence import Sequence
@@ -66,8 +67,17 @@ class Engine:
     Idles on an event that `add`, `abort` and the pool's releases set: it never polls.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: StepExecutor, sink: EngineSink, clock: Clock) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: StepExecutor,
+        sink: EngineSink,
+        clock: Clock,
+        rate: PrefillRate | None = None,
+    ) -> None:
+        """`rate` is told how long steps take, for an ordering that asks it."""
         self.scheduler = scheduler
+        self._rate = rate or PrefillRate()
         self._executor = executor
         self._sink = sink
         self._clock = clock
@@ -127,7 +137,9 @@ class Engine:
             for seq in self.scheduler.fail(plan):
                 self._sink.failed(seq, error)
             return
-        self.last_step_ms = (self._clock.now() - begun) * 1e3
+        seconds = self._clock.now() - begun
+        self.last_step_ms = seconds * 1e3
+        self._rate.observe(plan, seconds)
         self._sink.executed(plan)
         rows = [(row, self.scheduler.find(row.seq)) for row in plan.rows]
         outputs = self.scheduler.complete(plan, result)

@@ -6,7 +6,7 @@ Plain mutable state, owned by the Scheduler while inside it. Knows nothing of ho
 from dataclasses import dataclass, field
 
 from common.ids import AttemptKey, BlockId, SequenceId
-from common.messages.generation import SamplingParams
+from common.messages.generation import SLO, SamplingParams
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +20,8 @@ class Sequence:
     resumed attempt, whose earlier output is part of `tokens` from the start. `num_cached` is how many
     tokens the prefix cache gave at first admission. `hand_over` ends the sequence here after one
     sampled token, for a decode instance to go on. `arrival` and `deadline` are on this process's clock;
-    arrival is when the request reached the gateway, so age survives re-routing.
+    arrival is when the request reached the gateway, so age survives re-routing, and `slo.ttft_s` counts
+    from there.
     """
 
     id: SequenceId
@@ -31,6 +32,7 @@ class Sequence:
     arrival: float
     deadline: float
     priority: int = 0
+    slo: SLO | None = None
     cache_salt: str = ""
     hand_over: bool = False
     num_computed: int = 0

@@ -12,7 +12,9 @@ from typing import Protocol
 from common.clock import Clock
 from common.config import EngineSettings
 from common.engine.engine import Engine, EngineSink
+from common.engine.ordering import make_ordering
 from common.engine.policy import make_policy
+from common.engine.prefill_rate import PrefillRate
 from common.engine.runner import ModelRunner, StepExecutor
 from common.engine.scheduler import Scheduler
 from common.ids import IdSource, InstanceRef
@@ -90,17 +92,19 @@ class WorkerHost:
             kv_events=self._kv_events,
         )
         self.duty = make_duty(parts, self.worker, self.pool)
+        rate = PrefillRate()
         scheduler = Scheduler(
             self.pool,
             PrefixCache(self.pool, parts.fingerprint),
             make_policy(settings.policy, settings.chunk_tokens),
+            make_ordering(settings.ordering, parts.clock, rate),
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=runner.max_model_len,
             eos_token_ids=runner.eos_token_ids,
         )
         self._micro = MicroService(parts.bus, parts.clock, settings.cluster, lambda: self.worker.info)
-        self.engine = Engine(scheduler, parts.executor, self.duty, parts.clock)
+        self.engine = Engine(scheduler, parts.executor, self.duty, parts.clock, rate)
         self.duty.attach(self.engine)
         _mirror(parts.metrics, self.pool, self.worker)
 

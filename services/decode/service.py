@@ -267,6 +267,7 @@ class DecodeService:
             arrival=held.received - work.age_s,
             deadline=held.deadline,
             priority=work.priority,
+            slo=work.slo,
             cache_salt=work.cache_salt,
         )
 

@@ -154,6 +154,7 @@ class PrefillService:
             arrival=now - job.age_s,
             deadline=now + job.time_left_s,
             priority=job.priority,
+            slo=job.slo,
             cache_salt=job.cache_salt,
             hand_over=True,
         )

@@ -4,10 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from common.clock import VirtualClock
+from common.engine.ordering import Ordering, Priority, ShortestFirst, Slack
 from common.engine.policy import DecodeFirst, PrefillFirst
+from common.engine.prefill_rate import PrefillRate
 from common.engine.runner import BatchPlan, SampledToken, StepResult
 from common.engine.runner_fake import FakeModel, FakeRunner
 from common.engine.scheduler import Scheduler, StepOutput
+from common.engine.waiting import AGING, LEAST_TURN
 from common.errors import ContextLengthExceeded, GalleyError, InvalidRequest, PoolExhausted
 from common.ids import SequenceId
 from tests.support.leaks import assert_pool_idle
@@ -148,6 +152,69 @@ def test_the_youngest_is_preempted_and_computes_the_same_tokens_again() -> None:
     assert scheduler.num_preemptions == 2
     assert scheduler.num_recomputed_tokens > 0
     assert_pool_idle(scheduler.pool)
+
+
+def test_a_younger_decode_waits_for_an_older_prompt_and_does_not_take_its_blocks() -> None:
+    scheduler = make_scheduler(MODEL, 4, max_num_batched_tokens=17)
+    scheduler.add(make_sequence(1, [1] * 15, greedy(40)))
+    step(scheduler)
+    old = make_sequence(0, [2] * (2 * SIZE + 9))
+    scheduler.add(old)
+    assert step(scheduler)[0] == {1: 1, 0: SIZE}
+    assert step(scheduler)[0] == {0: SIZE}
+    assert (scheduler.num_preemptions, old.num_computed) == (0, 2 * SIZE)
+
+
+def test_headroom_is_left_for_those_who_grow() -> None:
+    scheduler = make_scheduler(MODEL, 9, headroom_tokens=2 * SIZE)
+    for number, length in enumerate((20, 5, 20)):
+        scheduler.add(make_sequence(number, [number] * 15, greedy(length)))
+    assert step(scheduler)[0] == {0: 15, 1: 15, 2: 15}
+    # The first and the third end in their third blocks, the second in its second.
+    assert (scheduler.pool.num_free, scheduler.headroom) == (6, 5)
+    scheduler.add(make_sequence(3, [3] * 20, hand_over=True))
+    assert step(scheduler)[0] == {0: 1, 1: 1, 2: 1}
+    for _ in range(3):
+        step(scheduler)
+    assert step(scheduler)[0] == {0: 1, 2: 1, 3: 16}
+    assert scheduler.headroom == 2
+
+
+def test_the_lowest_priority_is_preempted_whoever_is_older() -> None:
+    scheduler = make_scheduler(MODEL, 3, ordering=Priority())
+    for number, priority in ((0, 5), (1, 0)):
+        scheduler.add(make_sequence(number, [number] * 15, greedy(40), priority=priority))
+    while scheduler.num_preemptions == 0:
+        step(scheduler)
+    assert (scheduler.num_running, scheduler.num_waiting) == (1, 1)
+    assert step(scheduler)[0] == {1: 1}
+
+
+def test_the_first_token_puts_a_stream_before_prompts() -> None:
+    scheduler = make_scheduler(MODEL, 8, ordering=ShortestFirst())
+    scheduler.add(make_sequence(0, [1] * 60, greedy(40)))
+    while scheduler.num_running == 0 or scheduler.horizon() == 0:
+        step(scheduler)
+    scheduler.add(make_sequence(1, [2] * 15, greedy(40)))
+    step(scheduler)
+    while scheduler.num_preemptions == 0:
+        step(scheduler)
+    assert step(scheduler)[0] == {0: 1}  # the younger stream was preempted, not the longer prompt
+
+
+@pytest.mark.parametrize("ordering", [ShortestFirst(), Priority(), Slack(VirtualClock(), PrefillRate())])
+def test_nobody_starves_under_a_stream_of_better_ones(ordering: Ordering) -> None:
+    """More comes than can be computed, always with a better rank; the pool is short as well."""
+    scheduler = make_scheduler(MODEL, 40, ordering=ordering, max_num_seqs=4)
+    scheduler.add(make_sequence(0, [1] * 300, greedy(40), priority=9, ttft_s=1e6))
+    computed, number = 0, 0
+    while scheduler.find(SequenceId(0)) is not None:
+        while scheduler.num_waiting < 8:
+            number += 1
+            scheduler.add(make_sequence(number, [number] * 90, greedy(20), arrival=1.0, ttft_s=1.0))
+        computed += sum(step(scheduler)[0].values())
+        assert computed < 2 * AGING * LEAST_TURN
+    assert computed > AGING * LEAST_TURN
 
 
 def test_a_preempted_sequence_is_queued_with_all_its_tokens() -> None:

@@ -10,9 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from common.clock import VirtualClock
+from common.engine.ordering import make_ordering
 from common.engine.policy import DecodeFirst, PrefillFirst, SchedulingPolicy
+from common.engine.prefill_rate import PrefillRate
 from common.engine.runner import BatchPlan, StepResult
 from common.engine.runner_fake import FakeModel, FakeRunner
+from common.engine.scheduler import StepOutput
 from common.engine.sequence import Sequence
 from common.ids import SequenceId
 from common.kv.layout import KVLayout
@@ -20,12 +24,17 @@ from common.messages.generation import SamplingParams
 from tests.support.leaks import assert_pool_idle
 from tests.support.sequences import make_scheduler, make_sequence
 
+Urgency = tuple[int, float | None]
+
 MODEL = FakeModel(KVLayout(1, 1, 4, 2, "float32"), vocab_size=11, eos_token_ids=(3,), max_model_len=40)
 NUM_BLOCKS = 8
 
 policies: st.SearchStrategy[SchedulingPolicy] = st.one_of(
     st.just(PrefillFirst()), st.builds(DecodeFirst, st.integers(1, 9))
 )
+urgencies = st.tuples(st.integers(-1, 1), st.sampled_from([None, 0.5, 5.0]))
+"""Priority and TTFT budget."""
+orderings = st.sampled_from(["fcfs", "shortest_first", "slack", "priority"])
 heads = st.sampled_from([[], [1] * 4, [1] * 8, [0, 1] * 4])
 tails = st.lists(st.integers(0, 1), min_size=1, max_size=6)
 prompts = st.builds(lambda head, tail: head + tail, heads, tails)
@@ -47,8 +56,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         cached=st.booleans(),
         max_num_seqs=st.integers(1, 5),
         budget=st.integers(1, 24),
+        ordering=orderings,
+        headroom=st.integers(0, 8),
     )
-    def begin(self, policy: SchedulingPolicy, cached: bool, max_num_seqs: int, budget: int) -> None:
+    def begin(
+        self,
+        policy: SchedulingPolicy,
+        cached: bool,
+        max_num_seqs: int,
+        budget: int,
+        ordering: str,
+        headroom: int,
+    ) -> None:
+        self.clock = VirtualClock()
         self.scheduler = make_scheduler(
             MODEL,
             NUM_BLOCKS,
@@ -56,6 +76,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             cached=cached,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
+            ordering=make_ordering(ordering, self.clock, PrefillRate()),
+            headroom_tokens=headroom,
         )
         self.runner = FakeRunner(MODEL, NUM_BLOCKS)
         self.plans: deque[BatchPlan] = deque()
@@ -71,19 +93,34 @@ class SchedulerMachine(RuleBasedStateMachine):
         hand_over=st.booleans(),
         resumed=st.integers(0, 4),
         age=st.integers(0, 9),
+        urgency=urgencies,
     )
     def add(
-        self, prompt: list[int], sampling: SamplingParams, hand_over: bool, resumed: int, age: int
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        hand_over: bool,
+        resumed: int,
+        age: int,
+        urgency: Urgency,
     ) -> None:
-        seq = self._make(prompt, sampling, hand_over, age)
+        seq = self._make(prompt, sampling, hand_over, age, urgency)
         output = self.expected[seq.id]
         seq.tokens += output[: min(resumed, len(output) - 1)]
         self._add(seq)
 
-    @rule(prompt=prompts, sampling=samplings, headroom=st.booleans(), age=st.integers(0, 9))
-    def import_kv(self, prompt: list[int], sampling: SamplingParams, headroom: bool, age: int) -> None:
+    @rule(seconds=st.floats(0, 2))
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule(
+        prompt=prompts, sampling=samplings, headroom=st.booleans(), age=st.integers(0, 9), urgency=urgencies
+    )
+    def import_kv(
+        self, prompt: list[int], sampling: SamplingParams, headroom: bool, age: int, urgency: Urgency
+    ) -> None:
         """What a decode does: reserve blocks, receive bytes, go on with the first token."""
-        seq = self._make(prompt, sampling, False, age)
+        seq = self._make(prompt, sampling, False, age, urgency)
         pool = self.scheduler.pool
         wanted = pool.blocks_for(len(prompt) + headroom)
         if len(self.expected[seq.id]) < 2 or not pool.can_allocate(wanted):
@@ -173,9 +210,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.live
         assert_pool_idle(self.scheduler.pool)
 
-    def _make(self, prompt: list[int], sampling: SamplingParams, hand_over: bool, age: int) -> Sequence:
+    def _make(
+        self, prompt: list[int], sampling: SamplingParams, hand_over: bool, age: int, urgency: Urgency
+    ) -> Sequence:
         self.count += 1
-        seq = make_sequence(self.count, prompt, sampling, arrival=-age, hand_over=hand_over)
+        seq = make_sequence(
+            self.count,
+            prompt,
+            sampling,
+            arrival=self.clock.now() - age,
+            hand_over=hand_over,
+            priority=urgency[0],
+            ttft_s=urgency[1],
+        )
         output = MODEL.expected_tokens(prompt, sampling)
         # Alone in the pool, a sequence ends one token after the pool is full.
         self.expected[seq.id] = output[: NUM_BLOCKS * 4 + 1 - len(prompt)]
@@ -208,35 +255,130 @@ SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_co
 TestScheduler = SchedulerMachine.TestCase
 
 
-@given(
-    prompts=st.lists(prompts, min_size=1, max_size=6),
-    lengths=st.lists(st.integers(1, 25), min_size=6, max_size=6),
-    policy=policies,
-    num_blocks=st.integers(4, 24),
-    max_num_seqs=st.integers(1, 6),
+Work = tuple[list[int], int, int, Urgency]
+"""Prompt, output tokens, the step at which it comes, and how urgent it is."""
+
+works = st.lists(
+    st.tuples(prompts, st.integers(1, 25), st.integers(0, 60), urgencies), min_size=1, max_size=8
 )
-def test_the_horizon_keeps_its_promise(
-    prompts: list[list[int]],
-    lengths: list[int],
+
+
+class Workload:
+    """Sequences that come at their steps, each step half a second long, and what became of them."""
+
+    def __init__(
+        self,
+        work: list[Work],
+        ordering: str,
+        policy: SchedulingPolicy,
+        num_blocks: int,
+        max_num_seqs: int,
+        headroom_tokens: int = 0,
+    ) -> None:
+        self.model = FakeModel(MODEL.layout)
+        self.clock = VirtualClock()
+        self.scheduler = make_scheduler(
+            self.model,
+            num_blocks,
+            policy,
+            ordering=make_ordering(ordering, self.clock, PrefillRate()),
+            max_num_seqs=max_num_seqs,
+            headroom_tokens=headroom_tokens,
+        )
+        self.runner = FakeRunner(self.model, num_blocks)
+        self.work = dict(enumerate(sorted(work, key=lambda one: one[2])))
+        self.arrivals = deque(self.work.items())
+        self.tokens: dict[int, list[int]] = {number: [] for number in self.work}
+        self.steps = 0
+
+    @property
+    def is_over(self) -> bool:
+        return not self.arrivals and self.scheduler.is_empty
+
+    def arrive(self) -> bool:
+        """Add those whose time has come; whether there were any."""
+        before = len(self.arrivals)
+        while self.arrivals and self.arrivals[0][1][2] <= self.steps:
+            number, (prompt, length, _, (priority, ttft_s)) = self.arrivals.popleft()
+            self.scheduler.add(
+                make_sequence(
+                    number,
+                    prompt,
+                    SamplingParams(max_tokens=length, seed=0),
+                    arrival=self.clock.now(),
+                    priority=priority,
+                    ttft_s=ttft_s,
+                )
+            )
+        return len(self.arrivals) < before
+
+    def step(self) -> tuple[BatchPlan | None, list[StepOutput]]:
+        self.steps += 1
+        self.clock.advance(0.5)
+        plan = self.scheduler.plan()
+        assert plan is not None or self.scheduler.is_empty
+        if plan is None:
+            return None, []
+        outputs = self.scheduler.complete(plan, self.runner.execute(plan))
+        for output in outputs:
+            self.tokens[output.seq.id].append(output.token)
+        return plan, outputs
+
+
+@given(
+    work=works,
+    ordering=orderings,
+    policy=policies,
+    num_blocks=st.integers(12, 24),
+    max_num_seqs=st.integers(1, 6),
+    headroom_tokens=st.integers(0, 8),
+)
+def test_a_short_pool_costs_time_but_neither_tokens_nor_ends(
+    work: list[Work],
+    ordering: str,
     policy: SchedulingPolicy,
     num_blocks: int,
     max_num_seqs: int,
+    headroom_tokens: int,
 ) -> None:
-    model = FakeModel(MODEL.layout)
-    scheduler = make_scheduler(model, num_blocks, policy, max_num_seqs=max_num_seqs)
-    runner = FakeRunner(model, num_blocks)
-    for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=False)):
-        scheduler.add(make_sequence(number, prompt, SamplingParams(max_tokens=length, seed=0)))
+    """Each block that a sequence grows by preempts those after it, once at most: no end of preemptions."""
+    load = Workload(work, ordering, policy, num_blocks, max_num_seqs, headroom_tokens)
+    grown = sum(length // MODEL.layout.block_size + 1 for _, length, *_ in work)
+    for _ in range(5000):
+        if load.is_over:
+            break
+        load.arrive()
+        load.step()
+    assert load.is_over
+    assert load.tokens == {
+        number: load.model.expected_tokens(prompt, SamplingParams(max_tokens=length, seed=0))
+        for number, (prompt, length, *_) in load.work.items()
+    }
+    assert load.scheduler.num_preemptions <= grown * (len(work) - 1)
+    assert_pool_idle(load.scheduler.pool)
+
+
+@given(
+    work=works,
+    ordering=orderings,
+    policy=policies,
+    num_blocks=st.integers(8, 24),
+    max_num_seqs=st.integers(1, 6),
+)
+def test_the_horizon_keeps_its_promise(
+    work: list[Work], ordering: str, policy: SchedulingPolicy, num_blocks: int, max_num_seqs: int
+) -> None:
+    load = Workload(work, ordering, policy, num_blocks, max_num_seqs)
+    scheduler = load.scheduler
     promised, rows, preemptions = 0, 0, 0
-    while not scheduler.is_empty:
-        if promised == 0:
+    while not load.is_over:
+        if load.arrive() or promised == 0:  # nobody promised that nobody comes
             promised, rows = scheduler.horizon(), scheduler.num_running
             preemptions = scheduler.num_preemptions
-        plan = scheduler.plan()
-        assert plan is not None
-        outputs = scheduler.complete(plan, runner.execute(plan))
+        plan, outputs = load.step()
         if promised:
             promised -= 1
+            assert plan is not None
             assert [row.count for row in plan.rows] == [1] * rows
             assert len(outputs) == rows
             assert scheduler.admitted == ()
