@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from common.engine.grammar import GrammarCompiler
 from common.errors import ConfigError, ContextLengthExceeded, InvalidRequest, Overloaded
@@ -19,6 +20,22 @@ from services.gateway.token_bytes import token_bytes
 T = TypeVar("T")
 ChatMessages = Sequence[dict[str, Any]]
 """Messages as chat templates read them: role, content and what else the client gave."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStyle:
+    """How messages become a prompt: unless asked otherwise, one for the assistant's next message.
+
+    `continue_final_message` leaves the last one open, and goes without `add_generation_prompt`. Templates add
+    the special tokens that they want by themselves.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+
+
+NEXT_MESSAGE: Final = ChatStyle()
 
 
 class Tokenizer(Protocol):
@@ -32,10 +49,10 @@ class Tokenizer(Protocol):
         """Tokens that are never shown as text."""
         ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
-    def encode_chat(self, messages: ChatMessages) -> list[int]:
-        """The prompt that asks for the assistant's next message. Raises InvalidRequest."""
+    def encode_chat(self, messages: ChatMessages, style: ChatStyle = NEXT_MESSAGE) -> list[int]:
+        """The prompt that the chat template makes. Raises InvalidRequest."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -48,6 +65,10 @@ class Tokenizer(Protocol):
 
     def bytes_of(self, token: int) -> bytes:
         """What the token stands for; a special token's name."""
+        ...
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's own spelling of each token; "" where it has none."""
         ...
 
 
@@ -87,23 +108,27 @@ class ModelTokenizer:
         """No token stands for more characters than this."""
         return self._longest_token
 
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=True).ids
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def encode_chat(self, messages: ChatMessages) -> list[int]:
+    def encode_chat(self, messages: ChatMessages, style: ChatStyle = NEXT_MESSAGE) -> list[int]:
         if not self._hf.chat_template:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
         from jinja2 import TemplateError
 
         try:
-            text = self._hf.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text = self._hf.apply_chat_template(
+                list(messages),
+                tokenize=False,
+                add_generation_prompt=style.add_generation_prompt,
+                continue_final_message=style.continue_final_message,
+            )
         except (TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
+        return self.encode(text, add_special_tokens=style.add_special_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._backend.decode(ids, skip_special_tokens=True)
@@ -112,6 +137,9 @@ class ModelTokenizer:
     def spell(self, ids: Sequence[int]) -> str:
         text: str = self._backend.decode(ids, skip_special_tokens=False)
         return text
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self._backend.id_to_token(token) or "" for token in ids]
 
     def bytes_of(self, token: int) -> bytes:
         known = self._known_bytes.get(token)
@@ -168,23 +196,28 @@ class TokenizerPool:
         longest = getattr(tokenizer, "longest_token", None)
         self._max_chars = max_model_len * longest if longest else None
 
-    async def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Raises ContextLengthExceeded, without tokenizing, for a text that cannot possibly fit."""
         for text in texts:
             if self._max_chars is not None and len(text) > self._max_chars:
                 raise too_long(f"{len(text)} characters", self.max_model_len, "prompt")
-        return await self._run(lambda: [self.tokenizer.encode(text) for text in texts])
+        encode = partial(self.tokenizer.encode, add_special_tokens=add_special_tokens)
+        return await self._run(lambda: [encode(text) for text in texts])
 
-    async def encode_chat(self, messages: ChatMessages) -> list[int]:
+    async def encode_chat(self, messages: ChatMessages, style: ChatStyle = NEXT_MESSAGE) -> list[int]:
         """Like `encode`. Raises InvalidRequest when the template refuses the messages."""
         chars = sum(len(m["content"]) for m in messages if isinstance(m.get("content"), str))
         if self._max_chars is not None and chars > self._max_chars:
             raise too_long(f"{chars} characters", self.max_model_len, "messages")
-        return await self._run(lambda: self.tokenizer.encode_chat(messages))
+        return await self._run(lambda: self.tokenizer.encode_chat(messages, style))
 
     async def spell(self, ids: Sequence[int]) -> str:
         """Text of `ids` with special tokens by their names."""
         return await self._run(lambda: self.tokenizer.spell(ids))
+
+    async def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's own spelling of each token."""
+        return await self._run(lambda: self.tokenizer.pieces(ids))
 
     async def check_grammar(self, grammar: str, param: str) -> None:
         """Raises InvalidRequest that blames `param` when this model cannot follow the grammar."""

@@ -152,12 +152,38 @@ async def test_text_to_tokens_and_back(stage: Stage) -> None:
     )
 
 
+async def test_how_text_becomes_tokens_can_be_chosen(stage: Stage) -> None:
+    async def tokenize(**body: Any) -> Any:
+        status, answer = await stage.post("/tokenize", body)
+        assert status == 200, answer
+        _, back = await stage.post("/detokenize", {"tokens": answer["tokens"]})
+        return back["prompt"]
+
+    chat = "<|start|>user\nHi<|end|>\n"
+    assert await tokenize(messages=HI, add_generation_prompt=False) == chat
+    begun = [*HI, {"role": "assistant", "content": "Hello th"}]
+    assert await tokenize(messages=begun, add_generation_prompt=False, continue_final_message=True) == (
+        f"{chat}<|start|>assistant\nHello th"
+    )
+    _, answer = await stage.post("/tokenize", {"messages": HI, "return_token_strs": True})
+    assert answer["token_strs"][:3] == ["<|start|>", "u", "s"]
+    assert len(answer["token_strs"]) == answer["count"]
+    _, answer = await stage.post("/tokenize", {"prompt": "é", "return_token_strs": True})
+    assert answer["token_strs"] == ["Ã", "©"]  # as the vocabulary spells bytes
+
+
 NO_TOKENS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("/tokenize", {}, "prompt"),
     ("/tokenize", {"prompt": "x", "messages": HI}, "prompt"),
     ("/tokenize", {"prompt": 5}, "prompt"),
     ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
-    ("/tokenize", {"prompt": "x", "return_token_strs": True}, "return_token_strs"),
+    ("/tokenize", {"prompt": "x", "add_special_tokens": "yes"}, "add_special_tokens"),
+    ("/tokenize", {"messages": HI, "continue_final_message": True}, "continue_final_message"),
+    (
+        "/tokenize",
+        {"prompt": "x", "continue_final_message": True, "add_generation_prompt": False},
+        "continue_final_message",
+    ),
     ("/detokenize", {}, "tokens"),
     ("/detokenize", {"tokens": ["x"]}, "tokens"),
     ("/detokenize", {"tokens": [-1]}, "tokens"),

@@ -37,7 +37,7 @@ from common.transport.memory import Fate, MemoryHub, at_once
 from services.gateway.gateway import Gateway
 from services.gateway.reply import Reply as GatewayReply
 from services.gateway.request import ChoiceSpec, Delta, Generation
-from services.gateway.tokenizing import Vocabulary
+from services.gateway.tokenizing import NEXT_MESSAGE, ChatStyle, Vocabulary
 from tests.support.faulty import Faults
 from tests.support.virtual_loop import run_virtual
 from tests.support.waiting import Collector
@@ -52,10 +52,12 @@ class LetterTokenizer:
     vocab_size = 27
     special_ids = frozenset({EOS})
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [ord(char) - 96 for char in text]
 
-    def encode_chat(self, messages: Sequence[dict[str, object]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[dict[str, object]], style: ChatStyle = NEXT_MESSAGE
+    ) -> list[int]:
         return [token for message in messages for token in self.encode(str(message["content"]))]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -66,6 +68,9 @@ class LetterTokenizer:
 
     def bytes_of(self, token: int) -> bytes:
         return b"<eos>" if token == EOS else chr(96 + token).encode()
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self.spell([token]) for token in ids]
 
 
 LETTERS = Vocabulary(LetterTokenizer(), frozenset({EOS}), 1000, "letters")

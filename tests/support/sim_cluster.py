@@ -32,7 +32,7 @@ from common.transport.memory import MemoryHub, MemoryTransport
 from services.decode.service import DecodeService
 from services.gateway.gateway import Gateway
 from services.gateway.request import ChoiceSpec, Generation
-from services.gateway.tokenizing import Vocabulary
+from services.gateway.tokenizing import NEXT_MESSAGE, ChatStyle, Vocabulary
 from services.prefill.service import PrefillService
 from services.router.service import RouterService
 from tests.support.faulty import Faults
@@ -51,10 +51,12 @@ class NumberTokenizer:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [int(word) for word in text.split()]
 
-    def encode_chat(self, messages: Sequence[dict[str, object]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[dict[str, object]], style: ChatStyle = NEXT_MESSAGE
+    ) -> list[int]:
         raise NotImplementedError
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -65,6 +67,9 @@ class NumberTokenizer:
 
     def bytes_of(self, token: int) -> bytes:
         return f"{token} ".encode()
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self.spell([token]) for token in ids]
 
 
 class SimWorker:

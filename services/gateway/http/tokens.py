@@ -5,6 +5,7 @@ from aiohttp import web
 from common.observability.http import json_response
 from services.gateway.http.serving import Serving
 from services.gateway.openai.tokens import DetokenizeRequest, TokenizeRequest
+from services.gateway.tokenizing import ChatStyle
 
 
 class TokensApi:
@@ -24,12 +25,20 @@ class TokensApi:
 
         with self._serving.counting_refusals():
             ask = await self._serving.parse(request, TokenizeRequest, check)
-            if ask.messages is not None:
-                tokens = await self._tokenizers.encode_chat([one.for_template() for one in ask.messages])
-            else:
-                [tokens] = await self._tokenizers.encode([ask.prompt or ""])
+            tokens = await self._tokens(ask)
+            pieces = {"token_strs": await self._tokenizers.pieces(tokens)} if ask.return_token_strs else {}
         limit = self._tokenizers.max_model_len
-        return json_response({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
+        return json_response({"count": len(tokens), "max_model_len": limit, "tokens": tokens, **pieces})
+
+    async def _tokens(self, ask: TokenizeRequest) -> list[int]:
+        if ask.messages is not None:
+            messages = [one.for_template() for one in ask.messages]
+            special = bool(ask.add_special_tokens)
+            style = ChatStyle(ask.add_generation_prompt, ask.continue_final_message, special)
+            return await self._tokenizers.encode_chat(messages, style)
+        special = ask.add_special_tokens is not False
+        [tokens] = await self._tokenizers.encode([ask.prompt or ""], add_special_tokens=special)
+        return tokens
 
     async def detokenize(self, request: web.Request) -> web.Response:
         def check(ask: DetokenizeRequest) -> None:

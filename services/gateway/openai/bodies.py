@@ -160,6 +160,7 @@ class Tokenized(BaseModel):
     count: int
     max_model_len: int
     tokens: list[int]
+    token_strs: list[str] = []
 
 
 class Detokenized(BaseModel):

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from common.errors import ConfigError, ContextLengthExceeded, InvalidRequest
 from services.gateway.token_bytes import token_bytes
-from services.gateway.tokenizing import ModelTokenizer, TokenizerPool
+from services.gateway.tokenizing import ChatStyle, ModelTokenizer, TokenizerPool
 from tests.support.tiny_models import make_tokenizer
 
 STRICT = (
@@ -39,6 +40,20 @@ def test_the_chat_template_ends_with_the_assistants_turn(tmp_path: Path) -> None
     assert "".join(tokenizer.bytes_of(token).decode() for token in ids) == (
         "<|start|>user\nHi<|end|><|end|>\n<|start|>assistant\n"
     )
+
+
+def test_special_tokens_are_added_to_a_text_and_not_to_a_template_unless_asked(tmp_path: Path) -> None:
+    made = make_tokenizer()
+    beginning = TemplateProcessing(single="<|start|> $A", special_tokens=[("<|start|>", 1)])
+    made.backend_tokenizer.post_processor = beginning
+    made.save_pretrained(tmp_path)
+    tokenizer = ModelTokenizer(tmp_path)
+    hi = tokenizer.encode("Hi", add_special_tokens=False)
+    assert tokenizer.encode("Hi") == [1, *hi]
+    messages = [{"role": "user", "content": "Hi"}]
+    chat = tokenizer.encode_chat(messages)
+    assert tokenizer.encode_chat(messages, ChatStyle(add_special_tokens=True)) == [1, *chat]
+    assert tokenizer.spell(chat).count("<|start|>") == 2
 
 
 @pytest.mark.parametrize(
