@@ -6,6 +6,7 @@ beyond its public HTTP.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -24,25 +25,36 @@ Done = Callable[[RequestRecord], object]
 """Told of each request as it ends, for progress."""
 
 
+Clock = Callable[[], float]
+
+
 class ServerRefused(Exception):
     """The server is there but does not answer as an OpenAI server should."""
 
 
 class LoadClient:
-    """One model on one server. Made by `open_client`; may be shared by any number of tasks."""
+    """One model on one server. Made by `open_client`; may be shared by any number of tasks.
 
-    def __init__(self, http: httpx.AsyncClient, model: str, max_model_len: int | None) -> None:
+    All times of a load are taken with `clock`.
+    """
+
+    def __init__(
+        self, http: httpx.AsyncClient, model: str, max_model_len: int | None, clock: Clock = time.monotonic
+    ) -> None:
         self._http = http
+        self.clock = clock
         self.model = model
         self.max_model_len = max_model_len
 
-    async def stream(self, spec: RequestSpec, *, began: float, due: float | None = None) -> RequestRecord:
+    async def stream(
+        self, spec: RequestSpec, *, began: float, due: float | None = None, leave: float | None = None
+    ) -> RequestRecord:
         """Send `spec` now and follow it to its end; never raises for what the server does.
 
-        `began` is the loop time that the record's times count from; `due` the time, on that scale, at which
-        the request should have been sent, else now.
+        `began` is the time by the clock that the record's times count from; `due` the time, on that scale, at
+        which the request should have been sent, else now; `leave` when to hang up while tokens still come.
         """
-        clock = asyncio.get_running_loop().time
+        clock = self.clock
         sent = clock() - began
         log, status, error = StreamLog(), 0, ""
         try:
@@ -51,6 +63,9 @@ class LoadClient:
                 if status == httpx.codes.OK:
                     async for payload in data_lines(response.aiter_bytes()):
                         log.add(clock() - began, payload)
+                        if leave is not None and clock() - began >= leave:
+                            log.left()
+                            break
                 else:
                     error = _refusal(status, await response.aread())
         except (httpx.HTTPError, httpx.StreamError, ValueError) as failure:
@@ -75,11 +90,12 @@ class LoadClient:
 
 @asynccontextmanager
 async def open_client(
-    url: str, *, transport: httpx.AsyncBaseTransport | None = None
+    url: str, *, transport: httpx.AsyncBaseTransport | None = None, clock: Clock = time.monotonic
 ) -> AsyncIterator[LoadClient]:
     """A client for the first model that the server at `url` lists.
 
-    Raises ServerRefused when the list of models cannot be had. `transport` replaces the network in tests.
+    Raises ServerRefused when the list of models cannot be had. `transport` and `clock` replace network and
+    time in tests; the clock of uvloop would count whole milliseconds only.
     """
     async with httpx.AsyncClient(
         base_url=url,
@@ -95,14 +111,14 @@ async def open_client(
             model, max_model_len = str(card["id"]), card.get("max_model_len")
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as failure:
             raise ServerRefused(f"{url}/v1/models names no model: {failure}") from failure
-        yield LoadClient(http, model, max_model_len)
+        yield LoadClient(http, model, max_model_len, clock)
 
 
 async def closed_loop(
     client: LoadClient, specs: Sequence[RequestSpec], concurrency: int, done: Done = lambda _: None
 ) -> list[RequestRecord]:
     """Send all `specs`, `concurrency` at a time: a new one as soon as one ends. Records in order of specs."""
-    began = asyncio.get_running_loop().time()
+    began = client.clock()
     records: dict[int, RequestRecord] = {}
     waiting = iter(enumerate(specs))
 
@@ -121,7 +137,7 @@ async def open_loop(
     client: LoadClient, specs: Sequence[RequestSpec], arrivals: Sequence[float], done: Done = lambda _: None
 ) -> list[RequestRecord]:
     """Send spec i at `arrivals[i]` s (ascending), however many still run. Records in order of specs."""
-    clock = asyncio.get_running_loop().time
+    clock = client.clock
     began = clock()
 
     async def one(spec: RequestSpec, due: float) -> RequestRecord:

@@ -45,7 +45,8 @@ class RequestRecord:
 class StreamLog:
     """Collects the server-sent events of one streamed completion or chat completion with one choice.
 
-    open --[DONE]--> complete; an error event at any time is kept as the request's error.
+    open --[DONE]--> complete, open --left()--> complete; an error event at any time is kept as the
+    request's error.
     """
 
     def __init__(self) -> None:
@@ -67,6 +68,11 @@ class StreamLog:
             self._take(now, orjson.loads(payload))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             self._error = self._error or f"an event made no sense ({type(error).__name__}): {payload[:200]!r}"
+
+    def left(self) -> None:
+        """The client hangs up, which ends the stream as it should."""
+        self._complete = True
+        self._finish_reason = self._finish_reason or "left"
 
     def _take(self, now: float, event: Mapping[str, object]) -> None:
         if (error := event.get("error")) is not None:

@@ -4,15 +4,15 @@ Pure: cells, what records of streams say of them, and the figures. Knows nothing
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from statistics import median
 
 from bench.records import RequestRecord
 from bench.workloads import RequestSpec, fixed, requests
 
-DECODE_PROMPT = 192
-DECODE_OUTPUT = 128
+DECODE_PROMPT = 208
+DECODE_OUTPUT = 96
 """A stream has 256 tokens on the average while it is measured."""
 MIN_STEPS = 16
 """Steps in which all streams of a batch have run together, below which nothing is said of it."""
@@ -32,6 +32,9 @@ class PromptCell:
 
     def specs(self, seed: int) -> list[RequestSpec]:
         return requests(self.count, fixed(self.tokens), fixed(1), seed=seed)
+
+    def warm_up(self) -> list[RequestSpec]:
+        return self.specs(0)[:1]
 
     def figure(self, records: Sequence[RequestRecord]) -> float:
         """Tokens/s, the median of the prompts."""
@@ -56,6 +59,9 @@ class BatchCell:
 
     def specs(self, seed: int) -> list[RequestSpec]:
         return requests(self.batch, fixed(DECODE_PROMPT), fixed(DECODE_OUTPUT), seed=seed)
+
+    def warm_up(self) -> list[RequestSpec]:
+        return [replace(spec, max_tokens=MIN_STEPS) for spec in self.specs(0)]
 
     def figure(self, records: Sequence[RequestRecord]) -> float:
         """ms per token of each stream. Raises ValueError when the streams hardly overlapped."""

@@ -1,5 +1,6 @@
 """The load client in virtual time: every figure is known exactly."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import httpx
@@ -17,7 +18,8 @@ Load = Callable[[LoadClient], Awaitable[list[RequestRecord]]]
 
 def under(server: FakeServer, load: Load) -> list[RequestRecord]:
     async def main() -> list[RequestRecord]:
-        async with open_client("http://fake", transport=server.transport()) as client:
+        clock = asyncio.get_running_loop().time
+        async with open_client("http://fake", transport=server.transport(), clock=clock) as client:
             return await load(client)
 
     return run_virtual(main())
@@ -77,6 +79,20 @@ def test_refused_and_broken_requests_are_errors_and_the_others_go_on() -> None:
     assert records[1].error == "503: no decode instance"
     assert (records[1].status, records[1].ttft_s) == (503, None)
     assert records[2].error == "the stream ended without [DONE]"
+
+
+def test_who_leaves_keeps_what_came_until_then() -> None:
+    server = FakeServer(first_s=0.5, gap_s=0.1, tokens=100)
+
+    async def load(client: LoadClient) -> list[RequestRecord]:
+        return [await client.stream(SPECS[0], began=client.clock(), leave=1.0)]
+
+    [record] = under(server, load)
+    assert record.ok
+    assert record.ended == pytest.approx(1.0)
+    assert record.finish_reason == "left"
+    assert len(record.itl_s) == 5
+    assert server.running == 0
 
 
 def test_a_connection_that_fails_is_an_error_of_its_request() -> None:
