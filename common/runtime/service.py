@@ -78,6 +78,15 @@ def run_service(
     _leave(code)
 
 
+def settle() -> None:
+    """Leave all that this process is made of by now out of later garbage collections.
+
+    Looking through torch and its libraries takes 200 ms and more, in which no step and no frame moves.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def _leave(code: int) -> NoReturn:
     """End the process. What is left of it is the interpreter's own end, which no signal shall cut short."""
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -20,7 +20,7 @@ from common.observability.http import add_probes, serve_http
 from common.observability.metrics import WorkerMetrics
 from common.runtime.bus import MessageBus
 from common.runtime.host import MakeDuty, Parts, WorkerHost
-from common.runtime.service import ServiceContext
+from common.runtime.service import ServiceContext, settle
 from common.transport.kv import KVTransport
 from common.transport.nats import NatsTransport
 from common.transport.ucx import open_ucx
@@ -104,5 +104,6 @@ def _load(settings: EngineSettings) -> TorchRunner:
         threads=settings.threads,
     )
     seconds = runner.warm_up()
+    settle()
     log.info("warmed up", seconds=round(seconds, 2))
     return runner
