@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from tests.support.real_cluster import MODEL, real_cluster
+from tests.support.structured import SCHEMAS, SCHEMAS_FILE
 from tests.support.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -45,13 +47,15 @@ async def client(tmp_path: Path) -> Path:
     return directory
 
 
-async def test_chat_and_responses(client: Path, tmp_path: Path) -> None:
+async def test_chat_responses_and_structured_output(client: Path, tmp_path: Path) -> None:
     model = make_tiny_model("llama", tmp_path / "model")
     async with real_cluster(model, tmp_path / "run") as cluster:
-        printed = await run(client, RUN_S, "node", SCRIPT.name, f"{cluster.url}/v1", MODEL)
+        arguments = (f"{cluster.url}/v1", MODEL, str(SCHEMAS_FILE))
+        printed = await run(client, RUN_S, "node", SCRIPT.name, *arguments)
     got: dict[str, Any] = json.loads(printed)
     assert len(got["whole"]) > 0
-    assert got["whole"] == got["streamed"] == got["response"] == got["told"] == got["final"]
+    for way in ("streamed", "helped", "helpedWhole", "response", "responseHelped", "told", "final"):
+        assert got[way] == got["whole"], way
     assert got["finish"] == ["length"]
     assert got["status"] == "incomplete"
     assert got["usage"]["completion_tokens"] == got["wholeUsage"]["completion_tokens"] == 12
@@ -66,4 +70,9 @@ async def test_chat_and_responses(client: Path, tmp_path: Path) -> None:
         "response.output_item.done",
         "response.incomplete",
     ]
+    assert [answer["name"] for answer in got["structured"]] == list(SCHEMAS)
+    for answer in got["structured"]:
+        jsonschema.validate(json.loads(answer["content"]), SCHEMAS[answer["name"]])
+        assert answer["finish"] == "stop"
+    assert got["models"] == [MODEL, MODEL]
     assert got["refusal"] == {"status": 400, "param": "temperature", "type": "BadRequestError"}
