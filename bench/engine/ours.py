@@ -5,19 +5,20 @@ Uses only what TorchRunner shows to a worker. Knows nothing of how it computes.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from common.engine.runner import BatchPlan, ModelRunner, PlanRow
+from common.engine.runner import BatchPlan, ModelRunner, PlanRow, StepResult
 from common.ids import BlockId, SequenceId
 from common.kv.layout import KVLayout
 from common.messages.generation import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=1 << 20, seed=0, temperature=0.0, ignore_eos=True)
+SCORED = replace(GREEDY, prompt_logprobs=0)
 RANDOM_BLOCKS = 16
 """Blocks of random numbers that are made; the pool repeats them."""
 
@@ -29,8 +30,8 @@ class _Sequence:
     num_prompt: int
     blocks: tuple[BlockId, ...]
 
-    def row(self, start: int) -> PlanRow:
-        """A share of a step that computes everything from `start` on."""
+    def row(self, start: int, sampling: SamplingParams = GREEDY) -> PlanRow:
+        """A share of a step that computes everything from `start` on, and samples unless it is scored."""
         return PlanRow(
             seq=self.seq,
             tokens=self.tokens,
@@ -38,9 +39,9 @@ class _Sequence:
             count=len(self.tokens) - start,
             num_prompt=self.num_prompt,
             blocks=self.blocks,
-            sample=True,
+            sample=sampling.prompt_logprobs is None,
             choice=0,
-            sampling=GREEDY,
+            sampling=sampling,
         )
 
 
@@ -58,11 +59,13 @@ class OurEngine:
         self._fill_pool(seed)
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        self._end_all()
-        (blocks,) = self._tables(1, len(tokens))
-        one = _Sequence(SequenceId(next(self._ids)), list(tokens), len(tokens), blocks)
-        self._execute([one.row(0)])
-        self._running = [one]
+        self._execute([self._new(tokens).row(0)])
+
+    def logprobs(self, tokens: Sequence[int]) -> list[float]:
+        """The log probability of every token but the first, from nothing cached."""
+        one = self._new(tokens)
+        scored = self._run([one.row(0, SCORED)]).scored[one.seq]
+        return [each.logprob for each in scored]
 
     def fill(self, batch: int, context: int) -> None:
         self._end_all()
@@ -80,10 +83,21 @@ class OurEngine:
         for one in self._running:
             one.tokens.append(result[one.seq])
 
+    def _new(self, tokens: Sequence[int]) -> _Sequence:
+        """The only sequence there is from now on, nothing of it computed."""
+        self._end_all()
+        (blocks,) = self._tables(1, len(tokens))
+        one = _Sequence(SequenceId(next(self._ids)), list(tokens), len(tokens), blocks)
+        self._running = [one]
+        return one
+
     def _execute(self, rows: Sequence[PlanRow]) -> dict[SequenceId, int]:
+        return {seq: sampled.token for seq, sampled in self._run(rows).tokens.items()}
+
+    def _run(self, rows: Sequence[PlanRow]) -> StepResult:
         plan = BatchPlan(next(self._steps), tuple(rows), self._gone)
         self._gone = ()
-        return {seq: sampled.token for seq, sampled in self._runner.execute(plan).tokens.items()}
+        return self._runner.execute(plan)
 
     def _end_all(self) -> None:
         self._gone = (*self._gone, *(one.seq for one in self._running))

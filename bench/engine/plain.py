@@ -56,6 +56,14 @@ class PlainTransformers:
         self._forward(torch.tensor([list(tokens)]), DynamicCache())
 
     @torch.inference_mode()
+    def logprobs(self, tokens: Sequence[int]) -> list[float]:
+        """The log probability of every token but the first."""
+        ids = torch.tensor([list(tokens)])
+        logits = self._module(ids, use_cache=False).logits[0, :-1].float()
+        own: list[float] = torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])[:, 0].tolist()
+        return own
+
+    @torch.inference_mode()
     def fill(self, batch: int, context: int) -> None:
         # The last token of the context is the first to be computed, as it is in our engine.
         self._context, cache, shape = context - 1, DynamicCache(), self.shape

@@ -14,19 +14,19 @@ def cells_table(measured: Sequence[Measured]) -> Table:
     """One line for each cell: ours beside the bound and plain transformers."""
     table = Table(title="engine", title_justify="left")
     table.add_column("cell", no_wrap=True)
-    for column in ("ours ms", "tok/s", "bound ms", "of the bound", "transf. ms", "faster by"):
-        table.add_column(column, justify="right")
+    for column in ("ours ms", "tok/s", "bound ms", "of bound", "transf. ms", "faster"):
+        table.add_column(column, justify="right", no_wrap=True)
     for one in measured:
         tokens = one.cell.tokens if isinstance(one.cell, Prefill) else one.cell.batch
         table.add_row(
             str(one.cell),
-            format_figure(1e3 * one.ours_s),
+            f"{1e3 * one.ours_s:,.1f}",
             f"{tokens / one.ours_s:,.0f}",
-            format_figure(1e3 * one.bound_s),
+            f"{1e3 * one.bound_s:,.1f}",
             f"{one.bound_s / one.ours_s:.0%}"
             if isinstance(one.cell, Prefill)
             else f"{one.ours_s / one.bound_s:.2f}x",
-            format_figure(1e3 * one.plain_s),
+            f"{1e3 * one.plain_s:,.1f}",
             f"{one.speedup:.2f}x",
         )
     return table

@@ -20,39 +20,51 @@ from common.engine.runner_torch import TorchRunner
 BLOCK_SIZE = 16
 
 
-class Trial:
+class Pair:
     """Our engine and plain transformers on `cores`, in this process, which is pinned for good."""
 
-    def __init__(self, directory: Path, cores: Sequence[int], cells: Sequence[Cell]) -> None:
+    def __init__(self, directory: Path, cores: Sequence[int], extents: Sequence[tuple[int, int]]) -> None:
+        """`extents` are the batches to come, as (sequences, tokens of each)."""
         os.sched_setaffinity(0, cores)
         torch.set_num_threads(len(cores))
-        self._cells = cells
-        self._probe = CeilingProbe(len(cores))
         self._runner = TorchRunner(
             directory,
             dtype="bfloat16",
             device="cpu",
             block_size=BLOCK_SIZE,
-            num_blocks=blocks_needed(BLOCK_SIZE, [_extent(cell) for cell in cells]),
+            num_blocks=blocks_needed(BLOCK_SIZE, extents),
             threads=len(cores),
         )
         self._runner.warm_up()
-        self._plain = PlainTransformers(directory)
-        self._ours = OurEngine(self._runner)
+        self.plain = PlainTransformers(directory)
+        self.ours = OurEngine(self._runner)
 
     @property
     def mode(self) -> str:
         """How our engine computes."""
         return str(getattr(self._runner, "mode", "eager"))
 
+
+class Trial:
+    """Both engines, and the machine's ceilings around every cell."""
+
+    def __init__(self, directory: Path, cores: Sequence[int], cells: Sequence[Cell]) -> None:
+        self._cells = cells
+        self._pair = Pair(directory, cores, [_extent(cell) for cell in cells])
+        self._probe = CeilingProbe(len(cores))
+
+    @property
+    def mode(self) -> str:
+        return self._pair.mode
+
     def run(self, effort: Effort) -> Iterator[Measured]:
         """Every cell in turn."""
         rng = random.Random(0)
-        shape = self._plain.shape
+        shape = self._pair.plain.shape
         for cell in self._cells:
             tokens = [rng.randrange(shape.vocab) for _ in range(_extent(cell)[1])]
             before = self._probe.measure()
-            ours, plain = compare(cell, (self._ours, self._plain), tokens, effort)
+            ours, plain = compare(cell, (self._pair.ours, self._pair.plain), tokens, effort)
             yield Measured(cell, ours, plain, before.better(self._probe.measure()), shape)
 
 

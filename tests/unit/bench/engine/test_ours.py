@@ -7,6 +7,7 @@ from common.engine.runner import BatchPlan, StepResult
 from common.engine.runner_fake import FakeModel, FakeRunner
 from common.ids import BlockId
 from common.kv.layout import KVLayout
+from common.messages.stream import TokenLogprobs
 
 
 class Watched(FakeRunner):
@@ -80,3 +81,18 @@ def test_the_pool_holds_numbers_that_are_random_and_finite(runner: Watched) -> N
 
 def test_the_pool_is_as_large_as_the_largest_batch() -> None:
     assert blocks_needed(16, [(1, 2048), (32, 256)]) == 32 * (16 + 2)
+
+
+def test_scoring_a_text_asks_for_every_token_but_the_first_and_samples_none() -> None:
+    plans: list[BatchPlan] = []
+
+    class Scoring(Watched):
+        def execute(self, plan: BatchPlan) -> StepResult:
+            plans.append(plan)
+            (row,) = plan.rows
+            scored = tuple(TokenLogprobs(-float(position), ()) for position in row.scored)
+            return StepResult(plan.step, scored={row.seq: scored})
+
+    ours = OurEngine(Scoring(FakeModel(layout=LAYOUT), 64))
+    assert ours.logprobs(range(5)) == [-1, -2, -3, -4]
+    assert not plans[0].rows[0].sample
