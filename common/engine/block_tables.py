@@ -71,6 +71,8 @@ class BlockTables:
     def grow(self, seq: Sequence) -> bool:
         """Take the missing blocks, or none."""
         missing = self.missing(seq)
+        if missing == 0:
+            return True  # as in most steps
         if not self._pool.can_allocate(missing):
             return False
         seq.blocks += self._pool.allocate(missing)
@@ -86,8 +88,10 @@ class BlockTables:
 
     def register(self, seq: Sequence) -> None:
         """Let others find the full blocks of the first `num_computed` tokens."""
-        if self._cache is not None:
-            memo = self._memo(seq)
+        if self._cache is None:
+            return
+        memo = self._memo(seq)
+        if seq.num_computed // self._pool.block_size > memo.num_registered:
             memo.num_registered = self._cache.register(
                 seq.tokens,
                 seq.cache_salt,
@@ -105,4 +109,7 @@ class BlockTables:
         self._pool.release(blocks)
 
     def _memo(self, seq: Sequence) -> _Memo:
-        return self._memos.setdefault(seq.id, _Memo())
+        memo = self._memos.get(seq.id)
+        if memo is None:
+            memo = self._memos[seq.id] = _Memo()
+        return memo

@@ -30,7 +30,8 @@ class Entry:
     @property
     def is_decoding(self) -> bool:
         seq = self.seq
-        return seq.num_uncomputed == 1 and seq.num_computed >= seq.num_prompt and not seq.hand_over
+        computed = seq.num_computed
+        return computed >= seq.num_prompt and len(seq.tokens) - computed == 1 and not seq.hand_over
 
     @property
     def may_be_preempted(self) -> bool:

@@ -78,10 +78,10 @@ class Scheduler:
     ) -> None:
         self.pool = pool
         self._tables = BlockTables(pool, prefix_cache)
-        self._ordering = ordering or Fcfs()
+        self.ordering = ordering or Fcfs()
         self._limits = Limits(max_model_len, pool.num_blocks * pool.block_size, frozenset(eos_token_ids))
         self._entries: dict[SequenceId, Entry] = {}
-        self._waiting = WaitingLine(self._ordering)
+        self._waiting = WaitingLine(self.ordering)
         self._running = RunningSet(self._tables, self._limits, headroom_tokens)
         self._planner = StepPlanner(
             self._tables, policy, self._waiting, self._running, max_num_seqs, max_num_batched_tokens
@@ -146,8 +146,8 @@ class Scheduler:
         if not 0 <= seq.num_computed <= len(seq.blocks) * self.pool.block_size:
             raise ValueError(f"sequence {seq.id}: no blocks for its {seq.num_computed} computed tokens")
         self._limits.check(seq)
-        key = self._ordering.key(seq, self._tables.uncomputed(seq))
-        entry = self._entries[seq.id] = Entry(seq, rank_of(seq, key))
+        rank = rank_of(seq, self.ordering.key(seq, self._tables.uncomputed(seq)))
+        entry = self._entries[seq.id] = Entry(seq, rank)
         if seq.blocks:
             entry.state = State.RUNNING
             self._running.add(entry)
@@ -237,7 +237,7 @@ class Scheduler:
             self._drop(entry)
         elif seq.num_output == 1 and not entry.senior:
             # It streams now, which some orderings put before everything else.
-            self._running.move(entry, rank_of(seq, self._ordering.key(seq, seq.num_uncomputed)))
+            self._running.move(entry, rank_of(seq, self.ordering.key(seq, seq.num_uncomputed)))
         return StepOutput(seq, seq.num_output - 1, sampled.token, sampled.logprobs, finish, handed_over)
 
     def _drop(self, entry: Entry) -> None:

@@ -4,7 +4,6 @@ Wires a KV importer and an engine. Knows nothing of models, sockets and routing.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -30,6 +29,7 @@ from common.runtime.items import finish_item, prompt_items, tokens_item
 from common.runtime.meters import StepMeter
 from common.runtime.worker import Held, Worker
 from common.transport.control import Subscription
+from services.decode.handoff_queue import HandoffQueue
 
 log = structlog.get_logger()
 
@@ -88,7 +88,7 @@ class DecodeService:
         self._meter: StepMeter
         self._by_seq: dict[SequenceId, Decoding] = {}
         self._numbers = count(1)
-        self._waiting: deque[Decoding] = deque()
+        self._waiting: HandoffQueue[Decoding]
         self._pulls: set[Decoding] = set()
         self._handoffs: Subscription
         parts.metrics.kv_blocks_quarantined.set_function(lambda: self._importer.num_quarantined)
@@ -97,6 +97,7 @@ class DecodeService:
         """The engine whose sink this is; before the first job."""
         self._engine = engine
         self._meter = StepMeter(self._worker.metrics, engine.scheduler)
+        self._waiting = HandoffQueue(engine.scheduler.ordering)
 
     async def start(self) -> None:
         bus, name = self._worker.bus, self._worker.me.instance
@@ -112,7 +113,7 @@ class DecodeService:
     # --- duty -------------------------------------------------------------------------------------
 
     def submit(self, job: Job) -> Refused | None:
-        queued = self._engine.scheduler.queued_tokens + self._waiting_tokens()
+        queued = self._engine.scheduler.queued_tokens + self._waiting.num_tokens
         tokens = [*job.prompt_ids, *job.output_ids]
         if queued and queued + len(tokens) > self._max_queued_tokens:
             return Refused("full", f"{queued} tokens are queued already")
@@ -139,21 +140,21 @@ class DecodeService:
             return reply(Refused("mismatch", "KV layout or weights differ from this instance's"))
         if self._layout.blocks_for(handoff.num_tokens + 1) > self._pool.num_blocks:
             return reply(Refused("invalid", f"{handoff.num_tokens} tokens never fit this pool"))
-        waiting = self._waiting_tokens()
+        waiting = self._waiting.num_tokens
         if waiting and waiting + handoff.num_tokens > self._max_queued_tokens:
             return reply(Refused("full", f"{waiting} tokens wait for room already"))
         now = self._worker.clock.now()
         held = Decoding(handoff.key, handoff.gateway, now + handoff.time_left_s, now, handoff)
         self._worker.hold(held)
-        self._waiting.append(held)
+        tokens = [*handoff.prompt_ids, *handoff.output_ids]
+        self._waiting.add(held, self._sequence(handoff, tokens, held))
         reply(Accepted())
         self._admit()
         return None
 
     def end(self, held: Held) -> None:
         assert isinstance(held, Decoding)
-        if held in self._waiting:
-            self._waiting.remove(held)
+        self._waiting.discard(held)
         if held.pull:
             held.pull.cancel()
             self._pulled(held)
@@ -164,7 +165,7 @@ class DecodeService:
 
     def load(self) -> LoadReport:
         scheduler = self._engine.scheduler
-        waiting = self._waiting_tokens()
+        waiting = self._waiting.num_tokens
         return LoadReport(
             requests_queued=scheduler.num_waiting,
             requests_running=scheduler.num_running,
@@ -184,25 +185,26 @@ class DecodeService:
     # --- pulling ----------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start pulls in order of arrival while the pool has room for them."""
+        """Start pulls, in the engine's order, while the pool has room for them."""
         while self._waiting:
-            held = self._waiting[0]
+            held = self._waiting.next()
             assert held.handoff is not None
             num_tokens = held.handoff.num_tokens
             if not self._room_for(num_tokens):
                 return
-            self._waiting.popleft()
+            self._waiting.admit(held)
             held.reserved = self._pool.allocate(self._layout.blocks_for(num_tokens))
             held.pull = self._worker.spawn(self._pull(held, held.handoff))
             self._pulls.add(held)
 
     def _room_for(self, num_tokens: int) -> bool:
-        """Whether a prompt and its next step fit beside one more block for everybody who decodes or pulls."""
+        """Whether a prompt and its next step fit beside what those who decode or pull will want soon."""
         scheduler = self._engine.scheduler
         busy = scheduler.num_running + len(self._pulls)
         if busy >= self._max_num_seqs or scheduler.num_waiting:
             return False
-        return self._layout.blocks_for(num_tokens + 1) + busy <= self._pool.num_free
+        soon = scheduler.headroom + len(self._pulls)
+        return self._layout.blocks_for(num_tokens + 1) + soon <= self._pool.num_free
 
     async def _pull(self, held: Decoding, handoff: KVHandoff) -> None:
         blocks, held.reserved = held.reserved, []  # the importer frees them if it fails
@@ -309,9 +311,6 @@ class DecodeService:
         now = self._worker.clock.now()
         queued = held.started - held.received
         return PrefillStats(output.seq.num_cached, queued * 1e3, (now - held.started) * 1e3)
-
-    def _waiting_tokens(self) -> int:
-        return sum(held.handoff.num_tokens for held in self._waiting if held.handoff)
 
 
 def _newer(handoff: KVHandoff, than: KVHandoff) -> bool:

@@ -7,6 +7,7 @@ their in-process transports. Used under `run_virtual`.
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Literal
 
 from common.clock import LoopClock
 from common.config import (
@@ -22,7 +23,7 @@ from common.engine.runner import BatchPlan
 from common.engine.runner_fake import FakeModel, FakeRunner
 from common.errors import GalleyError
 from common.ids import Incarnation, InstanceId, InstanceRef, SeededIds
-from common.messages.generation import SamplingParams
+from common.messages.generation import SLO, SamplingParams
 from common.messages.subjects import Subjects
 from common.observability.metrics import GatewayMetrics, RouterMetrics, WorkerMetrics
 from common.runtime.bus import MessageBus
@@ -123,6 +124,7 @@ class SimCluster:
         model: FakeModel | None = None,
         num_blocks: int = 256,
         gateway_settings: GatewaySettings | None = None,
+        ordering: Literal["fcfs", "shortest_first", "slack", "priority"] = "fcfs",
         drain_seconds: float = 0,
         seed: int = 1,
     ) -> None:
@@ -134,6 +136,7 @@ class SimCluster:
         self.workers: dict[str, SimWorker] = {}
         self._gateway_settings = gateway_settings or GatewaySettings()
         self._topology = topology
+        self._ordering = ordering
         self._counts = (prefill if topology == "disaggregated" else 0, decode)
         self._num_blocks = num_blocks
         self._drain_seconds = drain_seconds
@@ -152,6 +155,7 @@ class SimCluster:
             chunk_tokens=64,
             max_num_batched_tokens=256,
             policy="prefill_first" if self._topology == "colocated" else "decode_first",
+            ordering=self._ordering,
             drain_seconds=self._drain_seconds,
         )
 
@@ -194,11 +198,14 @@ class SimCluster:
     async def kill(self, name: str) -> None:
         await self.workers.pop(name).kill()
 
-    async def ask(self, prompt: Sequence[int], sampling: SamplingParams) -> list[int]:
+    async def ask(
+        self, prompt: Sequence[int], sampling: SamplingParams, *, priority: int = 0, slo: SLO | None = None
+    ) -> list[int]:
         """The output tokens of one request, or its error."""
         tokens: list[int] = []
         choice = ChoiceSpec(0, tuple(prompt), sampling)
-        reply = self.gateway.submit(Generation(self.gateway.new_request_id(), (choice,)))
+        request = Generation(self.gateway.new_request_id(), (choice,), priority=priority, slo=slo)
+        reply = self.gateway.submit(request)
         try:
             async for batch in reply:
                 tokens += [token.id for delta in batch for token in delta.tokens]

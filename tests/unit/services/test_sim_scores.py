@@ -49,7 +49,7 @@ def test_many_at_once_with_preemptions() -> None:
         cluster = SimCluster(topology="chunked", model=MODEL, num_blocks=40)
         async with cluster.running():
             prompts = [tuple(range(start, start + 100)) for start in range(12)]
-            sampling = replace(SCORED, max_tokens=60)
+            sampling = replace(SCORED, max_tokens=150)
             answers = await asyncio.gather(*(ask(cluster, prompt, sampling) for prompt in prompts))
             for prompt, (scores, output, _) in zip(prompts, answers, strict=True):
                 assert scores == list(MODEL.score(prompt, range(1, 100), 2))
