@@ -120,7 +120,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"tools": [{"type": "web_search"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"include": ["message.output_text.logprobs"]}, "include"),
-    ({"reasoning": {"effort": "low"}}, "reasoning"),
+    ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
     ({"truncation": "auto"}, "truncation"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),

@@ -15,6 +15,7 @@ import aiohttp
 
 from common.clock import SystemClock
 from common.config import GatewaySettings
+from common.engine.grammar import GrammarCompiler
 from common.messages.generation import Accepted, Job, Refused
 from common.messages.stream import (
     BoundItem,
@@ -143,9 +144,13 @@ def make_vocabulary(directory: Path, chat_template: str | None = CHAT_TEMPLATE) 
 
 
 @asynccontextmanager
-async def open_stage(vocabulary: Vocabulary, settings: GatewaySettings | None = None) -> AsyncIterator[Stage]:
-    """A gateway over HTTP, with a router and workers in this process."""
-    tokenizers = TokenizerPool(vocabulary.tokenizer, vocabulary.max_model_len)
+async def open_stage(
+    vocabulary: Vocabulary,
+    settings: GatewaySettings | None = None,
+    grammars: GrammarCompiler | None = None,
+) -> AsyncIterator[Stage]:
+    """A gateway over HTTP, with a router and workers in this process, who know no grammar."""
+    tokenizers = TokenizerPool(vocabulary.tokenizer, vocabulary.max_model_len, grammars=grammars)
     async with cluster(settings=settings, vocabulary=vocabulary) as made:
         app = make_app(made.gateway, tokenizers, SystemClock(), max_body_bytes=1 << 20)
         server = await serve_http(app, "127.0.0.1", 0, refuse=refuse_requests(made.gateway.ids))

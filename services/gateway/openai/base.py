@@ -7,7 +7,15 @@ import json
 from typing import Annotated, Any, Final, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from common.errors import InvalidRequest
@@ -20,9 +28,21 @@ MARK: Final = "x-galley"
 
 
 class OpenAIModel(BaseModel):
-    """Types are taken as they are ("5" is no number), and a field that we do not know is an error."""
+    """Types are taken as they are ("5" is no number), and a field that we do not know is an error.
+
+    null stands for an absent field, at every level: clients send back whole objects that they once got.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        return without_nulls(values) if isinstance(values, dict) else values
+
+
+def without_nulls(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 ModelName = Annotated[str, Field(json_schema_extra={MARK: "model"})]
@@ -84,7 +104,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 def validate(values: dict[str, Any], cls: type[R]) -> R:
     try:
-        return cls.model_validate({key: value for key, value in values.items() if value is not None})
+        return cls.model_validate(values)
     except ValidationError as error:
         raise _explain(error) from error
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from common.errors import InvalidRequest
-from services.gateway.openai.base import OpenAIModel, only
+from services.gateway.openai.base import NULL, OpenAIModel, only, without_nulls
 from services.gateway.openai.sampling import MAX_LOGPROBS, SamplingFields
 
 MAX_MESSAGES: Final = 4096
@@ -23,8 +23,8 @@ def _content(value: Any) -> str:
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise ValueError('only parts of the form {"type": "text", "text": "..."} are supported')
-        if len(part) > 2:
-            raise ValueError(f"unknown field {next(key for key in part if key not in ('type', 'text'))!r}")
+        if odd := [key for key in without_nulls(part) if key not in ("type", "text")]:
+            raise ValueError(f"unknown field {odd[0]!r}")
         texts.append(part["text"])
     return "\n".join(texts)
 
@@ -33,7 +33,7 @@ TEXT_PART: Final[Any] = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
-    "additionalProperties": False,
+    "additionalProperties": NULL,
 }
 Content = Annotated[
     str,
@@ -71,6 +71,8 @@ class ChatMessage(OpenAIModel):
     annotations: Annotated[list[Any], only([])] | None = None
     function_call: Annotated[dict[str, Any], only({})] | None = None
     audio: Annotated[dict[str, Any], only({})] | None = None
+    type: Annotated[str, only("text", "message")] | None = None
+    """Not OpenAI's: evaluation harnesses mark their messages so."""
 
     def check(self, where: str) -> None:
         """What no single field tells; `where` is the message's own name. Raises InvalidRequest."""
@@ -95,6 +97,8 @@ class ChatRequest(SamplingFields):
     function_call: Annotated[str, only("none", "auto")] = "none"
     parallel_tool_calls: bool = True
     modalities: Annotated[list[str], only(["text"])] = Field(default_factory=lambda: ["text"])
+    reasoning_effort: Annotated[str, only("none")] = "none"
+    verbosity: Annotated[str, only("medium")] = "medium"
 
     @property
     def output_limit(self) -> int | None:

@@ -52,7 +52,7 @@ class InputMessage(OpenAIModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str, PlainValidator(_content), WithJsonSchema(_CONTENT)]
-    type: Literal["message"] = "message"
+    type: Literal["message"] | None = None
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: str | None = None
@@ -70,7 +70,7 @@ class TextFormat(OpenAIModel):
 
     type: Literal["text", "json_object", "json_schema"]
     definition: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    name: str = ""
+    name: str | None = None
     description: str | None = None
     strict: bool | None = None
 
@@ -87,6 +87,13 @@ class TextFormat(OpenAIModel):
 class TextConfig(OpenAIModel):
     format: TextFormat | None = None
     verbosity: Annotated[str, only("medium")] | None = None
+
+
+class Reasoning(OpenAIModel):
+    """Of a model that does not reason apart from its answer."""
+
+    effort: Annotated[str, only("none")] | None = None
+    summary: Annotated[str, only("auto")] | None = None
 
 
 class ResponsesRequest(OpenAIModel):
@@ -106,14 +113,16 @@ class ResponsesRequest(OpenAIModel):
     priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] = 0
     cache_salt: Annotated[str, Field(max_length=256)] = ""
     prompt_cache_key: str | None = None
+    prompt_cache_retention: Annotated[str, only("in_memory", "in-memory")] | None = None
     safety_identifier: str | None = None
+    reasoning: Reasoning | None = None
     # Known, but not supported: they pass where they ask for nothing.
     store: Annotated[bool, only(False)] = False
     background: Annotated[bool, only(False)] = False
     tools: Annotated[list[Any], only([])] = Field(default_factory=list)
     tool_choice: Annotated[str, only("auto", "none")] = "auto"
     parallel_tool_calls: bool = True
-    include: Annotated[list[Any], only([])] = Field(default_factory=list)
+    include: Annotated[list[Any], only([], ["reasoning.encrypted_content"])] = Field(default_factory=list)
     top_logprobs: Annotated[int, only(0)] = 0
     truncation: Annotated[str, only("disabled")] = "disabled"
     service_tier: Annotated[str, only("auto", "default")] = "auto"

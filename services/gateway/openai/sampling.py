@@ -119,6 +119,7 @@ class SamplingFields(OpenAIModel):
     service_tier: Annotated[str, only("auto", "default")] = "auto"
     store: Annotated[bool, only(False)] = False
     prompt_cache_key: str = ""
+    prompt_cache_retention: Annotated[str, only("in_memory", "in-memory")] = "in_memory"
     safety_identifier: str = ""
 
     @property

@@ -49,7 +49,7 @@ class JsonSchemaFormat(OpenAIModel):
     """OpenAI's wrapping of a schema; whether `strict` or not, it is followed."""
 
     definition: Annotated[dict[str, Any], Field(alias="schema")]
-    name: str = ""
+    name: str | None = None
     description: str | None = None
     strict: bool | None = None
 

@@ -94,6 +94,9 @@ def test_what_is_no_json_object(body: bytes) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"store": True}, "store"),
         ({"modalities": ["audio"]}, "modalities"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
         ({"wibble": 1}, "wibble"),
         ({"model": None}, "model"),
     ],
@@ -159,10 +162,27 @@ def test_null_is_absent_and_asking_for_nothing_may_pass() -> None:
         response_format={"type": "text"},
         logit_bias={},
         user="me",
+        reasoning_effort="none",
+        verbosity="medium",
+        prompt_cache_retention="in_memory",
     )
     sampling = ask.sampling(50, lambda: 4)
     assert (sampling.max_tokens, sampling.seed, sampling.temperature, sampling.top_p) == (50, 4, 1.0, 1.0)
     assert sampling.logprobs is None
+
+
+def test_null_is_absent_at_every_level() -> None:
+    part = {"type": "text", "text": "a", "annotations": None}
+    message = {"role": "user", "content": [part], "name": None, "reasoning_content": None, "type": "text"}
+    wanted = {"name": None, "schema": {"default": None}, "strict": None, "description": None, "other": None}
+    ask = chat(
+        messages=[message, {"role": "assistant", "content": None, "audio": None, "tool_calls": None}],
+        response_format={"type": "json_schema", "json_schema": wanted, "schema": None},
+    )
+    assert [one.for_template()["content"] for one in ask.messages] == ["a", ""]
+    assert ask.response_format is not None
+    assert ask.response_format.json_schema is not None
+    assert ask.response_format.json_schema.definition == {"default": None}  # a schema's own null is one
 
 
 def test_everything_reaches_the_sampler() -> None:
