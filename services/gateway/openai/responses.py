@@ -7,7 +7,7 @@ answers.
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from common.errors import InvalidRequest
 from services.gateway.openai.base import STREAM_OPTIONS, ModelName, OpenAIModel, only
@@ -56,6 +56,16 @@ class InputMessage(OpenAIModel):
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_message(cls, values: Any) -> Any:
+        kind = values.get("type") if isinstance(values, dict) else None
+        if kind not in (None, "message"):
+            raise ValueError(
+                f"only messages are supported, and nothing is stored; this is {str(kind)[:40]!r}"
+            )
+        return values
 
 
 def _as_messages(value: Any) -> Any:
