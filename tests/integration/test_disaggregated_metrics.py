@@ -7,7 +7,7 @@ import pytest_asyncio
 
 from bench.scrape import Change
 from common.kv.layout import KVLayout
-from tests.support.real_cluster import RealCluster, real_cluster
+from tests.support.real_cluster import RealCluster, real_cluster, settled
 from tests.support.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -79,9 +79,24 @@ async def test_a_prompt_seen_before_is_computed_to_its_last_block_only(cluster: 
     cached, counted = await changes(cluster, "twice")
     assert cached == CACHED
     assert counted["prefill"].total("galley_prompt_tokens_computed_total") == NUM_PROMPT - CACHED
+    assert counted["prefill"].total("galley_prefix_cache_query_tokens_total") == NUM_PROMPT
+    assert counted["prefill"].total("galley_prefix_cache_hit_tokens_total") == CACHED
     assert counted["decode"].total("galley_prompt_tokens_computed_total") == 0
     assert counted["decode"].total("galley_kv_received_tokens_total") == NUM_PROMPT
     assert counted["decode"].total("galley_kv_transfer_bytes_total") == KV_BYTES
+
+
+async def test_the_router_knows_what_is_cached(cluster: RealCluster) -> None:
+    await changes(cluster, "known")
+
+    async def difference() -> dict[str, float]:
+        router, workers = await cluster.metrics("router"), await cluster.metrics("prefill", "decode")
+        known = router.total("galley_prefix_index_blocks")
+        cached = workers.total("galley_kv_blocks", state="cached")
+        assert cached >= 2 * CACHED / LAYOUT.block_size
+        return {"known": known, "cached": cached} if known != cached else {}
+
+    await settled(difference, 5)
 
 
 async def test_one_token_needs_no_decode(cluster: RealCluster) -> None:
