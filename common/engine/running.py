@@ -59,7 +59,7 @@ class RunningSet:
         """Blocks that all of them together will want soon; whoever comes new leaves these free.
 
         Or the youngest would be preempted, with its prompt just computed, whenever somebody needs one block
-        more (docs/decisions/0013-the-order-of-sequences.md has figures).
+        more (docs/decisions/0014-the-order-of-sequences.md has figures).
         """
         return sum(self.growth(entry.seq) for entry in self._entries)
 
