@@ -4,17 +4,23 @@ Ours is a chunked cluster of its own with all processes on the same cores; the c
 Where the peer runs is its owner's matter. Knows nothing of what the cells say.
 """
 
+import asyncio
+import secrets
 from collections.abc import Sequence
+from itertools import count
 
 from bench.client import LoadClient, closed_loop, open_client
 from bench.cores import pinned_target
 from bench.engine.rivals import Duel, RivalCell
 from bench.frame import Frame
+from bench.progress import Advance
 from bench.records import RequestRecord
 from bench.workloads import RequestSpec
 from deploy.local.spec import ClusterSpec
 
 ROUNDS = 3
+REST_S = 2.0
+"""Before the other server's turn: vLLM's worker spins for a second after its last request."""
 
 
 class StreamsFailed(Exception):
@@ -36,15 +42,24 @@ async def fight(frame: Frame, peer_url: str, cores: Sequence[int], cells: Sequen
             for cell in cells:
                 await _ask(client, cell, cell.warm_up())
         with frame.progress("measurements", ROUNDS * 2 * len(cells)) as done:
-            for number in range(1, ROUNDS + 1):
-                for duel in duels:
-                    sides = [(ours, duel.ours), (peer, duel.peer)]
-                    # Who begins changes, as whatever else the machine does comes and goes.
-                    for client, results in sides if number % 2 else reversed(sides):
-                        records = await _ask(client, duel.cell, duel.cell.specs(seed=number))
-                        results.append(_figure(client, duel.cell, records))
-                        done(client)
+            await _rounds(duels, ours, peer, done)
     return duels
+
+
+async def _rounds(duels: Sequence[Duel], ours: LoadClient, peer: LoadClient, done: Advance) -> None:
+    """All cells, three times; who begins changes, as whatever else the machine does comes and goes."""
+    seeds = count(secrets.randbelow(2**31))  # the peer may remember prompts of earlier runs
+    busy: LoadClient | None = None
+    for number in range(ROUNDS):
+        for index, duel in enumerate(duels):
+            specs = duel.cell.specs(next(seeds))
+            sides = [(ours, duel.ours), (peer, duel.peer)]
+            for client, results in sides if (number + index) % 2 else reversed(sides):
+                if busy is not client:
+                    await asyncio.sleep(REST_S)
+                busy = client
+                results.append(_figure(client, duel.cell, await _ask(client, duel.cell, specs)))
+                done(client)
 
 
 async def _ask(client: LoadClient, cell: RivalCell, specs: Sequence[RequestSpec]) -> list[RequestRecord]:

@@ -36,8 +36,8 @@ def duels_table(duels: Sequence[Duel]) -> Table:
     """One line for each cell: medians of both servers, and how many times as fast ours was, by round too."""
     table = Table(title="ours through its gateway, and the peer", title_justify="left")
     table.add_column("cell", no_wrap=True)
-    for column in ("ours", "peer", "ours is faster by", "in the rounds"):
-        table.add_column(column, justify="right")
+    for column in ("ours", "peer", "faster by", "in the rounds"):
+        table.add_column(column, justify="right", no_wrap=True)
     for duel in duels:
         table.add_row(
             duel.cell.name(duel.cell.unit),
