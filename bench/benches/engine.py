@@ -33,6 +33,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--cores", type=core_list, default=(0,), help="cores to stay on, as taskset writes them"
     )
     parser.add_argument("--quick", action="store_true", help="prefill 512, decode at batch 1 and 8 only")
+    parser.add_argument("--eager", action="store_true", help="without compiling our model")
     parser.add_argument("--peer", type=http_url, metavar="URL", help="compare with the OpenAI server there")
 
 
@@ -58,14 +59,15 @@ async def _alone(frame: Frame, arguments: argparse.Namespace) -> Outcome:
 
     cells, effort = (QUICK, QUICK_EFFORT) if arguments.quick else (FULL, EFFORT)
     settings = resolve(GatewaySettings, [])
-    trial = Trial(model_directory(settings.model, settings.cache_path), arguments.cores, cells)
+    directory = model_directory(settings.model, settings.cache_path)
+    trial = Trial(directory, arguments.cores, cells, eager=arguments.eager)
     measured: list[Measured] = []
     with frame.progress("cells", len(cells), still=True) as done:
         for one in trial.run(effort):
             measured.append(one)
             done(one)
             await asyncio.sleep(0)  # Ctrl-C and SIGTERM end the run here
-    frame.note(f"our engine computes {trial.mode}, on cores {','.join(map(str, arguments.cores))}")
+    frame.note(f"our engine: {trial.mode}, on cores {','.join(map(str, arguments.cores))}")
     frame.console.print(cells_table(measured))
     figures = {name: figure for one in measured for name, figure in one.figures().items()}
     return Outcome(figures)

@@ -27,6 +27,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cores", type=core_list, default=(0,), help="cores to stay on, as taskset writes them"
     )
+    parser.add_argument("--eager", action="store_true", help="without compiling our model")
 
 
 async def run(frame: Frame, arguments: argparse.Namespace) -> Outcome:
@@ -36,7 +37,7 @@ async def run(frame: Frame, arguments: argparse.Namespace) -> Outcome:
     settings = resolve(GatewaySettings, [])
     directory = model_directory(settings.model, settings.cache_path)
     texts = windows(_tokens(directory))
-    pair = Pair(directory, arguments.cores, [(1, WINDOW)])
+    pair = Pair(directory, arguments.cores, [(1, WINDOW)], eager=arguments.eager)
     ours: list[float] = []
     plain: list[float] = []
     with frame.progress("windows", len(texts)) as done:
@@ -45,7 +46,7 @@ async def run(frame: Frame, arguments: argparse.Namespace) -> Outcome:
             plain += pair.plain.logprobs(tokens)
             done(tokens)
             await asyncio.sleep(0)  # Ctrl-C and SIGTERM end the run here
-    frame.note(f"our engine computes {pair.mode}")
+    frame.note(f"our engine: {pair.mode}")
     return outcome(ours, plain)
 
 

@@ -23,8 +23,13 @@ BLOCK_SIZE = 16
 class Pair:
     """Our engine and plain transformers on `cores`, in this process, which is pinned for good."""
 
-    def __init__(self, directory: Path, cores: Sequence[int], extents: Sequence[tuple[int, int]]) -> None:
-        """`extents` are the batches to come, as (sequences, tokens of each)."""
+    def __init__(
+        self, directory: Path, cores: Sequence[int], extents: Sequence[tuple[int, int]], *, eager: bool
+    ) -> None:
+        """`extents` are the batches to come, as (sequences, tokens of each).
+
+        Unless `eager`, our model is compiled first, which takes a minute where no cache has it.
+        """
         os.sched_setaffinity(0, cores)
         torch.set_num_threads(len(cores))
         self._runner = TorchRunner(
@@ -34,23 +39,20 @@ class Pair:
             block_size=BLOCK_SIZE,
             num_blocks=blocks_needed(BLOCK_SIZE, extents),
             threads=len(cores),
+            compile_model=not eager,
         )
+        self.mode = self._runner.compile()
         self._runner.warm_up()
         self.plain = PlainTransformers(directory)
         self.ours = OurEngine(self._runner)
-
-    @property
-    def mode(self) -> str:
-        """How our engine computes."""
-        return str(getattr(self._runner, "mode", "eager"))
 
 
 class Trial:
     """Both engines, and the machine's ceilings around every cell."""
 
-    def __init__(self, directory: Path, cores: Sequence[int], cells: Sequence[Cell]) -> None:
+    def __init__(self, directory: Path, cores: Sequence[int], cells: Sequence[Cell], *, eager: bool) -> None:
         self._cells = cells
-        self._pair = Pair(directory, cores, [_extent(cell) for cell in cells])
+        self._pair = Pair(directory, cores, [_extent(cell) for cell in cells], eager=eager)
         self._probe = CeilingProbe(len(cores))
 
     @property
