@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +32,29 @@ class AttentionKind:
     scaling: float
     window: int | None = None
     softcap: float | None = None
+
+
+class Step(Protocol):
+    """What a model's forward pass needs to know of one step; `order` gives packed rows as rows of the plan.
+
+    `input_ids` and `position_ids` are `[1, tokens]`; a packed row ends before its entry of `ends`.
+    """
+
+    @property
+    def order(self) -> list[int]: ...
+
+    @property
+    def ends(self) -> list[int]: ...
+
+    @property
+    def input_ids(self) -> Tensor: ...
+
+    @property
+    def position_ids(self) -> Tensor: ...
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: "AttentionKind"
+    ) -> Tensor: ...
 
 
 class PagedPool:

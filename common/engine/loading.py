@@ -7,21 +7,24 @@ Knows nothing of plans and pools.
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
+import structlog
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from common.engine.attention import AttentionKind, PagedStep
+from common.engine import kernels
+from common.engine.attention import AttentionKind, Step
+from common.engine.products import pack_linears, use_kernels
 from common.errors import ConfigError, UnsupportedModel
 from common.kv.layout import DType
 
-_PAGED: Final = "galley_paged"
+PAGED: Final = "galley_paged"
 _LOOKED_AT: Final = "galley_probe"
 _PROBE_TOKENS: Final = 4
 _LAYER_TYPES: Final = ("full_attention", "sliding_attention")
@@ -43,6 +46,8 @@ _DTYPES: Final[dict[DType, torch.dtype]] = {
     "float16": torch.float16,
 }
 
+_log = structlog.get_logger()
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -51,11 +56,13 @@ class LoadedModel:
     module: nn.Module
     dtype: DType
     num_layers: int
+    heads: int
     kv_heads: int
     head_dim: int
     vocab_size: int
+    uses_kernels: bool = False
 
-    def logits(self, step: PagedStep, wanted: Tensor) -> Tensor:
+    def logits(self, step: Step, wanted: Tensor) -> Tensor:
         """One forward pass; float32 logits `[len(wanted), vocab]` of the packed token indices `wanted`."""
         inputs = {"input_ids": step.input_ids, "position_ids": step.position_ids, "use_cache": False}
         if len(wanted) == 0:
@@ -78,19 +85,16 @@ def pick_device(setting: str) -> str:
     return setting
 
 
-def load_model(directory: Path, dtype: str, device: str) -> LoadedModel:
+def load_model(directory: Path, dtype: str, device: str, cache_dir: Path | None = None) -> LoadedModel:
     """Load `directory` without initialising weights twice, and check that paged attention is right for it.
 
+    In bfloat16 on a CPU that can have them our own kernels are used, from `cache_dir` (None: torch's alone).
     `dtype` "auto" is the checkpoint's own, but bfloat16 instead of float16 on CPUs, which have no fast
     float16 product. Raises UnsupportedModel naming the architecture and the reason, and ConfigError when the
     files cannot be read.
     """
-    transformers_logging.disable_progress_bar()
-    AttentionInterface.register(_PAGED, _paged_attention)
-    AttentionMaskInterface.register(_PAGED, _no_mask)
-    AttentionInterface.register(_LOOKED_AT, _probe_attention)
-    AttentionMaskInterface.register(_LOOKED_AT, _probe_mask)
-    config, name = _checked_config(directory)
+    register_attention()
+    config, name = checked_config(directory)
     used = _pick_dtype(dtype, config, device)
     try:
         module = AutoModelForCausalLM.from_pretrained(
@@ -107,11 +111,37 @@ def load_model(directory: Path, dtype: str, device: str) -> LoadedModel:
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"model: the weights in {directory} cannot be read: {error}") from error
     module = module.to(device).eval().requires_grad_(False)
-    if device == "cpu" and used == "bfloat16" and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        _pack_linears(module)
     model = _probe(module, name, used)
-    module.set_attn_implementation(_PAGED)
+    module.set_attn_implementation(PAGED)
+    if device == "cpu" and used == "bfloat16":
+        if cache_dir is not None and _has_kernels(model, cache_dir):
+            use_kernels(module)
+            return replace(model, uses_kernels=True)
+        pack_linears(module)
     return model
+
+
+def register_attention() -> None:
+    """Let transformers know our attention functions; again does no harm."""
+    transformers_logging.disable_progress_bar()
+    AttentionInterface.register(PAGED, _paged_attention)
+    AttentionMaskInterface.register(PAGED, _no_mask)
+    AttentionInterface.register(_LOOKED_AT, _probe_attention)
+    AttentionMaskInterface.register(_LOOKED_AT, _probe_mask)
+
+
+def _has_kernels(model: LoadedModel, cache_dir: Path) -> bool:
+    if model.head_dim not in kernels.HEAD_DIMS or model.heads > kernels.MOST_GROUP * model.kv_heads:
+        reason = f"head_dim {model.head_dim} with {model.heads} heads over {model.kv_heads} has no kernel"
+    else:
+        try:
+            kernels.load_kernels(cache_dir)
+        except kernels.KernelsUnavailable as error:
+            reason = str(error)
+        else:
+            return True
+    _log.warning("torch's own operators are used, which are slower", reason=reason)
+    return False
 
 
 def convert_gguf(source: Path, target: Path, progress: Callable[[str], None]) -> None:
@@ -142,7 +172,7 @@ def torch_dtype(dtype: DType) -> torch.dtype:
     return _DTYPES[dtype]
 
 
-def _checked_config(directory: Path) -> tuple[Any, str]:
+def checked_config(directory: Path) -> tuple[Any, str]:
     """The configuration and the architecture's name, refusing what its JSON already rules out."""
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
@@ -171,29 +201,6 @@ def _pick_dtype(setting: str, config: Any, device: str) -> DType:
     return stored if stored in _DTYPES else "float32"
 
 
-class _PackedLinear(nn.Module):
-    """A linear layer whose weight oneDNN has laid out once, instead of at every call with few tokens.
-
-    Halves the time of a decode step in bfloat16 and leaves that of long prefills as it is.
-    """
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
-        self._bias = linear.bias
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._bias, "none", [], "")
-        return cast(Tensor, outputs)
-
-
-def _pack_linears(module: nn.Module) -> None:
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, _PackedLinear(child))
-
-
 # --- what transformers calls -----------------------------------------------------------------------
 
 
@@ -204,7 +211,7 @@ def _paged_attention(
     value: Tensor,
     _mask: object,
     *,
-    galley_step: PagedStep,
+    galley_step: Step,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -256,9 +263,9 @@ class _Mask:
 
 @dataclass(slots=True)
 class _Probe:
-    """Watches one forward pass: `shapes` per layer index as (kv_heads, key dim, value dim)."""
+    """Watches one forward pass: `shapes` per layer index as (heads, kv_heads, key dim, value dim)."""
 
-    shapes: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    shapes: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
     objections: list[str] = field(default_factory=list)
 
     def look(
@@ -275,7 +282,7 @@ class _Probe:
         if not isinstance(layer, int) or layer in self.shapes:
             self.objections.append("its attention layers are not numbered one by one")
             return
-        self.shapes[layer] = (key.shape[1], key.shape[3], value.shape[3])
+        self.shapes[layer] = (query.shape[1], key.shape[1], key.shape[3], value.shape[3])
         unknown = sorted(k for k, v in others.items() if v is not None and k not in _UNDERSTOOD)
         if others.get("is_causal") is True:  # what we do anyway; False is an objection
             unknown.remove("is_causal")
@@ -306,9 +313,9 @@ def _probe(module: Any, name: str, dtype: DType) -> LoadedModel:
     shapes = set(probe.shapes.values())
     if sorted(probe.shapes) != list(range(layers)):
         probe.objections.append(f"only {len(probe.shapes)} of {layers} layers are attention with a KV cache")
-    elif len(shapes) != 1 or any(key != value for _, key, value in shapes):
+    elif len(shapes) != 1 or any(key != value for *_, key, value in shapes):
         probe.objections.append("keys and values are not of one size in all layers")
     if probe.objections:
         raise UnsupportedModel(f"{name}: {'; '.join(dict.fromkeys(probe.objections))}")
-    kv_heads, head_dim, _ = shapes.pop()
-    return LoadedModel(module, dtype, layers, kv_heads, head_dim, output.logits.shape[-1])
+    heads, kv_heads, head_dim, _ = shapes.pop()
+    return LoadedModel(module, dtype, layers, heads, kv_heads, head_dim, output.logits.shape[-1])

@@ -1,4 +1,6 @@
-"""The ModelRunner that computes: a transformers model over a paged KV pool, on CPU or CUDA, eagerly.
+"""The ModelRunner that computes: a transformers model over a paged KV pool, on CPU or CUDA.
+
+As it is ("eager") or, where that can be had, as a compiled graph ("compiled"); see graph.py.
 
 Knows nothing of scheduling; a plan comes in, KV is written to the pool, sampled tokens come out.
 """
@@ -8,16 +10,18 @@ import time
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import structlog
 import torch
 from torch import Tensor
 
 from common import model_files
-from common.engine.attention import PagedPool, PagedStep
+from common.engine.attention import PagedPool, PagedStep, Step
 from common.engine.capacity import CPU_POOL_LIMIT, available_memory, num_blocks_for
 from common.engine.grammar import GrammarCompiler
+from common.engine.graph import CompiledModel, CompileFailed, GraphCompiler
+from common.engine.kernel_step import KernelStep
 from common.engine.loading import LoadedModel, load_model, pick_device, torch_dtype
 from common.engine.matchers import Matchers
 from common.engine.runner import BatchPlan, PlanRow, StepResult
@@ -31,6 +35,8 @@ from common.messages.generation import SamplingParams
 from common.messages.stream import TokenLogprobs
 
 _log = structlog.get_logger()
+
+EngineMode = Literal["eager", "compiled"]
 
 _WARM_UP_ROWS: Final = 8
 _SCORED_LOGITS: Final = 1 << 24
@@ -58,13 +64,18 @@ class TorchRunner:
         max_num_seqs: int = 64,
         max_model_len: int | None = None,
         threads: int | None = None,
+        cache_dir: Path = model_files.DEFAULT_CACHE_DIR,
+        compile_model: bool = True,
     ) -> None:
-        """Load weights, check the architecture, make the pool. Raises UnsupportedModel, ConfigError."""
+        """Load weights, check the architecture, make the pool. Raises UnsupportedModel, ConfigError.
+
+        With `compile_model` a graph in `cache_dir` is used from the first step on; `compile` makes one.
+        """
         if threads is not None:
             torch.set_num_threads(threads)
         begin = time.monotonic()
         device = pick_device(device)
-        self._model = load_model(directory, dtype, device)
+        self._model = load_model(directory, dtype, device, cache_dir)
         self._max_model_len = _context(directory, max_model_len)
         self._eos = model_files.eos_token_ids(directory)
         self._matchers = Matchers(GrammarCompiler(directory, self._model.vocab_size, self._eos))
@@ -81,10 +92,17 @@ class TorchRunner:
             )
         self._pool = PagedPool(_allocate(self._layout, num_blocks, device), self._layout)
         self._buffer = TorchKVBuffer(self._pool.tensor, self._layout)
+        self._compiled: CompiledModel | None = None
+        self._compiler: GraphCompiler | None = None
+        if compile_model and self._model.uses_kernels:
+            self._compiler = GraphCompiler(directory, self._model, self._layout, cache_dir)
+            if self._compiler.is_cached:
+                self.compile()
         _log.info(
             "model loaded",
             model=directory.name,
             dtype=self._model.dtype,
+            mode=self.mode,
             num_blocks=num_blocks,
             pool_mib=num_blocks * self._layout.block_bytes >> 20,
             seconds=round(time.monotonic() - begin, 2),
@@ -114,6 +132,29 @@ class TorchRunner:
     def weights_fingerprint(self) -> str:
         return self._weights
 
+    @property
+    def mode(self) -> EngineMode:
+        """How steps are run now."""
+        return "eager" if self._compiled is None else "compiled"
+
+    def compile(self) -> EngineMode:
+        """Have the model compiled, and run all further steps so; returns the mode then. Raises nothing.
+
+        Blocks, for about a minute where the cache has no graph; for any thread. Where compiling is not
+        possible or fails, steps go on as before and the log says why.
+        """
+        if self._compiler is not None and self._compiled is None:
+            try:
+                self._compiled = self._compiler.run()
+            except CompileFailed as error:
+                _log.warning("the model is run without being compiled", reason=str(error))
+        return self.mode
+
+    def stop_compiling(self) -> None:
+        """Let a `compile` that runs in another thread end soon, and end no other."""
+        if self._compiler is not None:
+            self._compiler.stop()
+
     @torch.inference_mode()
     def execute(self, plan: BatchPlan) -> StepResult:
         """One forward pass over all rows, several where prompts are scored; samples. Raises StepFailed."""
@@ -127,18 +168,27 @@ class TorchRunner:
         return result
 
     def _compute(self, rows: Seq[PlanRow], result: StepResult) -> None:
-        step = PagedStep(self._pool, rows)
+        step: Step
+        if self._model.uses_kernels:
+            step = KernelStep(self._pool.tensor, self._layout.block_size, rows)
+        else:
+            step = PagedStep(self._pool, rows)
         packed = [(rows[i], end) for i, end in zip(step.order, step.ends, strict=True)]
         sampled = [(row, end - 1) for row, end in packed if row.sample]
         # A row's position p lies at end - count + p - start of the packed tokens; p - 1 foretells p.
         scored = [(row, end - row.count - row.start - 1) for row, end in packed if row.scored]
         wanted = [last for _, last in sampled]
         wanted += [base + position for row, base in scored for position in row.scored]
-        logits = self._model.logits(step, torch.tensor(wanted, dtype=torch.long, device=self._pool.device))
+        logits = self._logits(step, torch.tensor(wanted, dtype=torch.long, device=self._pool.device))
         if sampled:
             self._sample(logits[: len(sampled)], [row for row, _ in sampled], result)
         if scored:
             self._score(logits[len(sampled) :], [row for row, _ in scored], result)
+
+    def _logits(self, step: Step, wanted: Tensor) -> Tensor:
+        if self._compiled is not None and isinstance(step, KernelStep):
+            return self._compiled.logits(step, wanted)
+        return self._model.logits(step, wanted)
 
     def _sample(self, logits: Tensor, rows: Seq[PlanRow], result: StepResult) -> None:
         """A token for each row, but for those whose grammar cannot go on."""
@@ -235,6 +285,8 @@ def _allocate(layout: KVLayout, num_blocks: int, device: str) -> Tensor:
     try:
         if device != "cpu":
             return torch.zeros(shape, dtype=dtype, device=device)
-        return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(memory, dtype=dtype).view(shape)
     except (OSError, OverflowError, torch.OutOfMemoryError) as error:
         raise ConfigError(f"num_blocks: {num_blocks} of them take {size >> 20} MiB: {error}") from error

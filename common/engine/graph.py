@@ -1,0 +1,194 @@
+"""A model as one compiled graph: exported from transformers' code, compiled by Inductor to a small library.
+
+One graph serves every step: the numbers of tokens, rows and blocks are dynamic, products and attention are
+our own operators (kernels.py). The library holds no weights; it is made in a process of its own
+(compile_graph.py), kept in the cache directory, and given the loaded model's tensors. Knows nothing of plans.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, cast
+
+import orjson
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from common.engine import kernels
+from common.engine.kernel_step import KernelStep, PagedInputs
+from common.engine.loading import PAGED, LoadedModel, checked_config, register_attention, torch_dtype
+from common.engine.products import use_kernels
+from common.kv.layout import DType, KVLayout
+
+_MADE_OF: Final = ("graph.py", "kernel_step.py", "loading.py", "products.py")
+_TIME_LIMIT_S: Final = 1800
+_MOST: Final = 1 << 20
+
+
+class CompileFailed(Exception):
+    """A model could not be compiled; the text says why. It can be run all the same, as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledModel:
+    """Does what LoadedModel.logits does; made for that model's tensors, which it goes on using."""
+
+    call: Callable[..., Tensor]
+    vocab_size: int
+
+    def logits(self, step: KernelStep, wanted: Tensor) -> Tensor:
+        """Float32 logits `[len(wanted), vocab]` of the packed token indices `wanted`."""
+        asked = torch.nn.functional.pad(wanted, (0, max(0, 2 - len(wanted))))
+        paged = step.inputs
+        out = self.call(step.input_ids, step.position_ids, paged.pool, paged.rows, paged.tables, asked)
+        return out[: len(wanted)]
+
+
+class GraphCompiler:
+    """Has one model's graph compiled by a child process, at nice 19, and loads it.
+
+    idle --run--> running --child ended well, or found in the cache--> done
+                  running --child failed, stop--> failed
+    """
+
+    def __init__(self, directory: Path, model: LoadedModel, layout: KVLayout, cache_dir: Path) -> None:
+        self._directory = directory
+        self._model = model
+        self._layout = layout
+        self._cache_dir = cache_dir
+        self.library = graph_path(directory, layout, cache_dir)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    @property
+    def is_cached(self) -> bool:
+        return self.library.is_file()
+
+    def run(self) -> CompiledModel:
+        """Blocks until the graph is there (about a minute the first time). Raises CompileFailed."""
+        if not self.is_cached:
+            self._compile()
+        return self._load()
+
+    def stop(self) -> None:
+        """End the child, if there is one; from any thread. `run` then raises CompileFailed."""
+        self._stopped = True
+        if self._child is not None:
+            self._child.kill()
+
+    def _compile(self) -> None:
+        if kernels.compiler() is None:
+            raise CompileFailed("there is no C++ compiler: install g++")
+        command = [sys.executable, "-m", "common.engine.compile_graph", str(self._directory)]
+        command += [orjson.dumps(self._layout).decode(), str(self._cache_dir)]
+        # The child ends when its standard input does: with this process, however that goes.
+        with tempfile.TemporaryFile() as errors:
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors) as self._child:
+                if self._stopped:
+                    self._child.kill()
+                try:
+                    code = self._child.wait(_TIME_LIMIT_S)
+                except subprocess.TimeoutExpired:
+                    self._child.kill()
+                    raise CompileFailed(f"not done after {_TIME_LIMIT_S} s") from None
+            if code:
+                errors.seek(0)
+                lines = errors.read().decode(errors="replace").strip().splitlines() or [f"exit {code}"]
+                raise CompileFailed("stopped" if self._stopped else lines[-1])
+
+    def _load(self) -> CompiledModel:
+        try:
+            call = torch._inductor.aoti_load_package(str(self.library))
+            named = _tensors(_Traced(self._model.module))
+            constants = {name: named[name] for name in call.get_constant_fqns()}
+            call.load_constants(constants, check_full_update=True, user_managed=True)
+        except (RuntimeError, KeyError, OSError) as error:
+            raise CompileFailed(f"{self.library}: {error}") from error
+        return CompiledModel(call, self._model.vocab_size)
+
+
+def graph_path(directory: Path, layout: KVLayout, cache_dir: Path) -> Path:
+    """Where the compiled graph of a model lies: a name made of all that it depends on."""
+    digest = hashlib.blake2b((directory / "config.json").read_bytes(), digest_size=16)
+    for name in _MADE_OF:
+        digest.update((Path(__file__).parent / name).read_bytes())
+    parts = (layout, kernels.sources_digest(), version("transformers"))
+    digest.update(repr((parts, sorted(kernels.cpu_features()))).encode())
+    return cache_dir.expanduser() / "graphs" / f"{digest.hexdigest()}.pt2"
+
+
+def compile_graph(directory: Path, layout: KVLayout, target: Path) -> None:
+    """Export and compile the model of `directory` to the file `target`, without its weights.
+
+    For a process of its own: takes all its time in Python and the C++ compiler. Raises whatever torch raises.
+    """
+    module = _skeleton(directory, layout.dtype)
+    pool = torch.zeros(layout.pool_shape(2), dtype=torch_dtype(layout.dtype))
+    ids, rows = torch.zeros(1, 8, dtype=torch.long), torch.zeros(4, 3, dtype=torch.int32)
+    tables, wanted = torch.zeros(4, 4, dtype=torch.int32), torch.zeros(4, dtype=torch.long)
+    tokens, high, width, asked, blocks = (
+        torch.export.Dim(name, min=2, max=_MOST) for name in ("tokens", "rows", "width", "asked", "blocks")
+    )
+    shapes = ({1: tokens}, {1: tokens}, {0: blocks}, {0: high}, {0: high, 1: width}, {0: asked})
+    with torch.no_grad():
+        program = torch.export.export(
+            _Traced(module),
+            (ids, ids.clone(), pool, rows, tables, wanted),
+            dynamic_shapes=shapes,
+            strict=False,
+        )
+        scratch = target.with_suffix(f".{os.getpid()}.pt2")
+        try:
+            torch._inductor.aoti_compile_and_package(
+                program,
+                package_path=str(scratch),
+                inductor_configs={"aot_inductor.package_constants_in_so": False, "compile_threads": 1},
+            )
+            scratch.rename(target)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+class _Traced(nn.Module):
+    """What is exported: tensors in, float32 logits `[wanted, vocab]` out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, pool: Tensor, rows: Tensor, tables: Tensor, wanted: Tensor
+    ) -> Tensor:
+        output = self.model(
+            input_ids=ids,
+            position_ids=positions,
+            use_cache=False,
+            galley_step=PagedInputs(pool, rows, tables),
+            logits_to_keep=wanted,
+        )
+        return cast(Tensor, output.logits)[0].float()
+
+
+def _skeleton(directory: Path, dtype: DType) -> nn.Module:
+    """The model with its shapes and no weights: memory that is never written costs nothing."""
+    register_attention()
+    config, _ = checked_config(directory)
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config, dtype=torch_dtype(dtype), attn_implementation=PAGED)
+    module.eval().requires_grad_(False)
+    use_kernels(module)
+    return cast(nn.Module, module.to_empty(device="cpu"))
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }

@@ -1,0 +1,145 @@
+"""Our own CPU operators, torch.ops.galley.*: built once with the machine's C++ compiler, then loaded.
+
+Packed products and paged attention in bfloat16 for CPUs with AVX-512 BF16 (csrc/ has the why and how). The
+library lies in the cache directory under a name made of all that went into it. Knows nothing of models.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import structlog
+import torch
+from torch import Tensor
+
+HEAD_DIMS: Final = (32, 64, 96, 128, 256)
+MOST_GROUP: Final = 16
+"""Query heads that may share a KV head."""
+PANEL: Final = 32
+
+_SOURCES: Final = Path(__file__).parent / "csrc"
+_FEATURES: Final = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
+_FLAGS: Final = (
+    "-O3",
+    "-std=c++20",
+    "-shared",
+    "-fPIC",
+    "-fopenmp",
+    "-DAT_PARALLEL_OPENMP=1",
+    "-mavx2",
+    "-mfma",
+    *(f"-m{feature.replace('_', '')}" for feature in _FEATURES),
+)
+_TIME_LIMIT_S: Final = 300
+
+_log = structlog.get_logger()
+
+
+class KernelsUnavailable(Exception):
+    """This machine cannot have the operators; the text says why and what would help."""
+
+
+def load_kernels(cache_dir: Path) -> None:
+    """Make torch.ops.galley usable in this process, building it first if need be (about 6 s). Idempotent.
+
+    Raises KernelsUnavailable with the reason: this CPU cannot, or there is no compiler.
+    """
+    if hasattr(torch.ops.galley, "attend"):
+        return
+    lacking = [feature for feature in _FEATURES if feature not in cpu_features()]
+    if lacking:
+        raise KernelsUnavailable(f"the CPU has no {', '.join(lacking)}")
+    library = _build(cache_dir.expanduser() / "kernels")
+    torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+    torch.library.register_fake("galley::linear", _linear_shape)
+    torch.library.register_fake("galley::attend", _attend_shape)
+
+
+def compiler() -> str | None:
+    """The C++ compiler that would be used; None when there is none."""
+    return shutil.which("g++") or shutil.which("clang++")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock file `path`, so that of several processes one builds and the others find it built."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def sources_digest() -> str:
+    """Names the operators' exact source, flags and torch."""
+    digest = hashlib.blake2b(digest_size=8)
+    for file in sorted(_SOURCES.iterdir()):
+        digest.update(file.read_bytes())
+    digest.update(repr((_FLAGS, torch.__version__)).encode())
+    return digest.hexdigest()
+
+
+def _build(directory: Path) -> Path:
+    library = directory / f"galley-{sources_digest()}.so"
+    if library.is_file():
+        return library
+    program = compiler()
+    if program is None:
+        raise KernelsUnavailable("there is no C++ compiler: install g++")
+    with locked(directory / ".lock"):
+        if library.is_file():
+            return library
+        begin = time.monotonic()
+        _log.info("building CPU kernels, once", compiler=program)
+        with tempfile.TemporaryDirectory(dir=directory, prefix=".building-") as scratch:
+            made = Path(scratch) / library.name
+            _compile(program, made)
+            made.rename(library)
+        _log.info("CPU kernels built", seconds=round(time.monotonic() - begin, 1))
+    return library
+
+
+def _compile(program: str, target: Path) -> None:
+    root = Path(torch.__file__).parent
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    command = [
+        program,
+        *_FLAGS,
+        abi,
+        f"-I{root / 'include'}",
+        str(_SOURCES / "operators.cpp"),
+        "-o",
+        str(target),
+    ]
+    command += [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelsUnavailable(f"{program}: {error}") from error
+    if done.returncode:
+        raise KernelsUnavailable(f"{program} failed: {done.stderr.strip()[-500:]}")
+
+
+def cpu_features() -> set[str]:
+    """What this CPU can do, as /proc/cpuinfo names it; empty where that is not known."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return set(flags.split()) if os.uname().machine == "x86_64" else set()
+
+
+def _linear_shape(x: Tensor, packed: Tensor, bias: Tensor | None, n: int) -> Tensor:  # noqa: ARG001
+    return x.new_empty(*x.shape[:-1], n)
+
+
+def _attend_shape(query: Tensor, *_others: object) -> Tensor:
+    return query.new_empty(query.shape[1], query.shape[0], query.shape[2])
