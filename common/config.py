@@ -191,6 +191,12 @@ class EngineSettings(ModelSettings):
         default="fcfs", description="who of those that wait goes first, and who is preempted last"
     )
     threads: PositiveInt | None = Field(default=None, description="threads of the model; else one a core")
+    compile_model: bool = Field(
+        default=True, description="compile the model in the background and then run it so, where that works"
+    )
+    deterministic: bool = Field(
+        default=False, description="the same bits for a request whatever shares its batch; slower to start"
+    )
     cores: Annotated[str, AfterValidator(_checked_cores)] = Field(
         default="", description="cores to stay on, as taskset -c writes them: 0,2-3; empty is all"
     )

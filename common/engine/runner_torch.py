@@ -7,6 +7,7 @@ Knows nothing of scheduling; a plan comes in, KV is written to the pool, sampled
 
 import mmap
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from common.engine.loading import LoadedModel, load_model, pick_device, torch_dt
 from common.engine.matchers import Matchers
 from common.engine.runner import BatchPlan, PlanRow, StepResult
 from common.engine.sampler import sample, score
-from common.engine.scoring import pieces
+from common.engine.scoring import pieces, tokens_of
 from common.errors import ConfigError, InvalidRequest, StepFailed
 from common.ids import BlockId, SequenceId
 from common.kv.buffer import Buffer
@@ -37,6 +38,7 @@ from common.messages.stream import TokenLogprobs
 _log = structlog.get_logger()
 
 EngineMode = Literal["eager", "compiled"]
+ENGINE_MODES: Final[tuple[EngineMode, ...]] = ("eager", "compiled")
 
 _WARM_UP_ROWS: Final = 8
 _SCORED_LOGITS: Final = 1 << 24
@@ -66,10 +68,13 @@ class TorchRunner:
         threads: int | None = None,
         cache_dir: Path = model_files.DEFAULT_CACHE_DIR,
         compile_model: bool = True,
+        deterministic: bool = False,
     ) -> None:
         """Load weights, check the architecture, make the pool. Raises UnsupportedModel, ConfigError.
 
         With `compile_model` a graph in `cache_dir` is used from the first step on; `compile` makes one.
+        `deterministic` gives a token's logits the same bits whatever it is computed with: compiled, for which
+        it waits here; where that cannot be had, by computing every token alone, which is slow.
         """
         if threads is not None:
             torch.set_num_threads(threads)
@@ -96,8 +101,12 @@ class TorchRunner:
         self._compiler: GraphCompiler | None = None
         if compile_model and self._model.uses_kernels:
             self._compiler = GraphCompiler(directory, self._model, self._layout, cache_dir)
-            if self._compiler.is_cached:
+            if deterministic or self._compiler.is_cached:
                 self.compile()
+        self._one_by_one = deterministic and self._compiled is None
+        if self._one_by_one:
+            self._compiler = None
+            _log.warning("deterministic without a compiled model: every token is computed alone")
         _log.info(
             "model loaded",
             model=directory.name,
@@ -161,11 +170,17 @@ class TorchRunner:
         self._matchers.forget(plan.gone)
         result = StepResult(plan.step)
         try:
-            for rows in pieces(plan.rows, max(_MIN_SCORED, _SCORED_LOGITS // self.vocab_size)):
+            for rows in self._passes(plan.rows):
                 self._compute(rows, result)
         except (RuntimeError, ValueError, IndexError) as error:
             raise StepFailed(f"step {plan.step}: {error}") from error
         return result
+
+    def _passes(self, rows: Seq[PlanRow]) -> Iterable[Seq[PlanRow]]:
+        """The rows of each forward pass."""
+        if self._one_by_one:
+            return ([token] for row in rows for token in tokens_of(row))
+        return pieces(rows, max(_MIN_SCORED, _SCORED_LOGITS // self.vocab_size))
 
     def _compute(self, rows: Seq[PlanRow], result: StepResult) -> None:
         step: Step

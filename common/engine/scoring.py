@@ -1,9 +1,10 @@
-"""Cutting a step so that the logits of whole prompts never lie in memory at once.
+"""Cutting a step into several that compute the same, a piece at a time.
 
-Log probabilities of a prompt take logits at every position: 100 MB for 500 tokens of a vocabulary of 50,000.
-A row that is cut computes the same, a piece at a time. Knows nothing of logits.
+So that the logits of whole prompts never lie in memory at once (100 MB for 500 tokens of a vocabulary of
+50,000), or no token shares a pass with another. Knows nothing of logits.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -29,3 +30,10 @@ def pieces(rows: Seq[PlanRow], limit: int) -> list[list[PlanRow]]:
             steps[-1].append(replace(row, start=begin, count=count, sample=row.sample and last))
             room -= count
     return [step for step in steps if step]
+
+
+def tokens_of(row: PlanRow) -> Iterator[PlanRow]:
+    """`row`, a token at a time."""
+    last = row.start + row.count - 1
+    for position in range(row.start, last + 1):
+        yield replace(row, start=position, count=1, sample=row.sample and position == last)

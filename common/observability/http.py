@@ -33,7 +33,16 @@ Refuse = Callable[[int, str], web.Response]
 """The answer, by status and reason, to bytes that are no HTTP request: such never come to a handler."""
 
 
-def add_probes(app: web.Application, metrics: ServiceMetrics, why_not_ready: WhyNotReady) -> None:
+Details = Callable[[], dict[str, str]]
+"""What a service tells of itself in `/readyz`, besides that it is ready."""
+
+
+def add_probes(
+    app: web.Application,
+    metrics: ServiceMetrics,
+    why_not_ready: WhyNotReady,
+    details: Details = dict,
+) -> None:
     """Add `/healthz` (200 while alive), `/readyz` (200, or 503 with the reason) and `/metrics`."""
 
     async def healthz(_: web.Request) -> web.Response:
@@ -43,7 +52,7 @@ def add_probes(app: web.Application, metrics: ServiceMetrics, why_not_ready: Why
         reason = why_not_ready()
         if reason:
             return json_response({"status": "not ready", "reason": reason}, status=503)
-        return json_response({"status": "ready"})
+        return json_response({"status": "ready", **details()})
 
     async def exposition(_: web.Request) -> web.Response:
         return web.Response(body=metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})

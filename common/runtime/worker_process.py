@@ -7,6 +7,7 @@ the duty does with its jobs.
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 import structlog
 from aiohttp import web
@@ -14,7 +15,7 @@ from aiohttp import web
 from common import model_files
 from common.config import EngineSettings
 from common.engine.executor import ThreadExecutor
-from common.engine.runner_torch import TorchRunner
+from common.engine.runner_torch import ENGINE_MODES, EngineMode, TorchRunner
 from common.messages.subjects import Subjects
 from common.observability.http import add_probes, serve_http
 from common.observability.metrics import WorkerMetrics
@@ -37,6 +38,7 @@ class _Process:
         self.stage = "loading the model"
         self.bus: MessageBus | None = None
         self.host: WorkerHost | None = None
+        self.runner: TorchRunner | None = None
 
     def why_not_ready(self) -> str:
         if self.bus is not None and not self.bus.connected:
@@ -44,6 +46,9 @@ class _Process:
         if self.host is None:
             return self.stage
         return "" if self.host.ready else "not taking jobs"
+
+    def details(self) -> dict[str, str]:
+        return {} if self.runner is None else {"engine_mode": self.runner.mode}
 
 
 async def serve_worker(
@@ -57,7 +62,7 @@ async def serve_worker(
     metrics = WorkerMetrics(settings.instance, settings.role)
     process = _Process()
     app = web.Application()
-    add_probes(app, metrics, process.why_not_ready)
+    add_probes(app, metrics, process.why_not_ready, process.details)
     async with AsyncExitStack() as stack:
         http = await serve_http(app, settings.host, settings.port)
         stack.push_async_callback(http.close)
@@ -68,7 +73,9 @@ async def serve_worker(
             opening = tasks.create_task(open_ucx(settings, metrics))
         runner, transport = loading.result(), wrap_transport(opening.result())
         stack.push_async_callback(transport.close)
-        metrics.engine_mode("eager").set(1)
+        process.runner = runner
+        for mode in ENGINE_MODES:
+            metrics.engine_mode(mode).set_function(partial(_is_mode, runner, mode))
         process.stage = "joining the cluster"
         bus = MessageBus(NatsTransport(settings.nats_url, name=settings.instance), Subjects(settings.cluster))
         process.bus = bus
@@ -88,7 +95,16 @@ async def serve_worker(
             http_url=url,
         )
         process.host = WorkerHost(parts, make_duty)
-        await process.host.run(context.stopping)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(asyncio.to_thread(runner.compile))
+            try:
+                await process.host.run(context.stopping)
+            finally:
+                runner.stop_compiling()
+
+
+def _is_mode(runner: TorchRunner, mode: EngineMode) -> float:
+    return float(runner.mode == mode)
 
 
 def _load(settings: EngineSettings) -> TorchRunner:
@@ -102,6 +118,9 @@ def _load(settings: EngineSettings) -> TorchRunner:
         max_num_seqs=settings.max_num_seqs,
         max_model_len=settings.max_model_len,
         threads=settings.threads,
+        cache_dir=settings.cache_path,
+        compile_model=settings.compile_model,
+        deterministic=settings.deterministic,
     )
     seconds = runner.warm_up()
     settle()
