@@ -1,6 +1,7 @@
 """`python -m common.engine.compile_graph DIRECTORY LAYOUT CACHE_DIR`: the child that compiles a model.
 
-Polite: nice 19, one thread, and gone as soon as its standard input ends. Knows nothing of serving.
+Polite: nice 19 and idle scheduling, so that a step that wants the core has it at once; one thread; gone as
+soon as its standard input ends. Knows nothing of serving.
 """
 
 import argparse
@@ -21,6 +22,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("cache_dir", type=Path)
     arguments = parser.parse_args(argv)
     os.nice(19)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
     import torch
