@@ -9,8 +9,8 @@ import torch
 import transformers
 from torch import nn
 
-from common.engine import loading
 from common.engine.loading import load_model
+from common.engine.products import pack_linears
 from common.errors import ConfigError, UnsupportedModel
 from tests.support.tiny_models import make_tiny_model
 
@@ -126,6 +126,6 @@ def test_packed_weights_compute_what_plain_ones_do(bias: bool, tokens: int) -> N
         expected = nn.functional.linear(
             inputs.double(), linear.weight.double(), linear.bias.double() if bias else None
         )
-        loading._pack_linears(holder)
+        pack_linears(holder)
         assert not list(holder.parameters())[bias:]
         assert torch.allclose(holder[0](inputs).double(), expected, atol=0.02, rtol=0.01)
