@@ -30,6 +30,13 @@ from common.kv.layout import DType, KVLayout
 _MADE_OF: Final = ("graph.py", "kernel_step.py", "loading.py", "products.py")
 _TIME_LIMIT_S: Final = 1800
 _MOST: Final = 1 << 20
+_INDUCTOR: Final[dict[str, bool | int]] = {
+    "aot_inductor.package_constants_in_so": False,
+    "compile_threads": 1,
+    # Small buffers would become literals otherwise, with what the skeleton holds by chance.
+    "always_keep_tensor_constants": True,
+    "joint_graph_constant_folding": False,
+}
 
 
 class CompileFailed(Exception):
@@ -149,7 +156,7 @@ def compile_graph(directory: Path, layout: KVLayout, target: Path) -> None:
             torch._inductor.aoti_compile_and_package(
                 program,
                 package_path=str(scratch),
-                inductor_configs={"aot_inductor.package_constants_in_so": False, "compile_threads": 1},
+                inductor_configs=_INDUCTOR,
             )
             scratch.rename(target)
         finally:

@@ -58,9 +58,14 @@ Tensor pack(const Tensor& weight) {
 Tensor linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t n) {
   check_bfloat16(x, "x");
   const Tensor input = x.contiguous();
+  check_bfloat16(packed, "packed");
+  TORCH_CHECK(packed.dim() == 4 && packed.size(2) == galley::kPanel && packed.is_contiguous(), "packed must be packed");
   const int64_t panels = packed.size(0), pairs = packed.size(1), k = 2 * pairs;
   TORCH_CHECK(input.size(-1) == k, "x has ", input.size(-1), " inputs, the weight ", k);
-  TORCH_CHECK((n + galley::kPanel - 1) / galley::kPanel == panels, "no weight of ", n, " outputs");
+  TORCH_CHECK(n > 0 && (n + galley::kPanel - 1) / galley::kPanel == panels, "no weight of ", n, " outputs");
+  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->numel() == panels * galley::kPanel &&
+                        bias->is_contiguous()),
+              "bias must be float32 [", panels * galley::kPanel, "]");
   auto shape = input.sizes().vec();
   shape.back() = n;
   Tensor out = at::empty(shape, input.options());
@@ -77,6 +82,43 @@ struct Step {
   int64_t count;
   const int32_t* tables;
 };
+
+// The kernels trust these numbers with memory.
+void check_operands(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& pool, const Tensor& rows,
+                    const Tensor& tables, int64_t layer) {
+  check_bfloat16(query, "query");
+  check_bfloat16(key, "key");
+  check_bfloat16(value, "value");
+  check_bfloat16(pool, "pool");
+  TORCH_CHECK(query.dim() == 3 && key.dim() == 3, "query and key must be [heads, tokens, head_dim]");
+  const int64_t heads = query.size(0), tokens = query.size(1), dim = query.size(2), kv_heads = key.size(0);
+  TORCH_CHECK(key.size(1) == tokens && key.size(2) == dim, "key must be [kv_heads, ", tokens, ", ", dim, "]");
+  TORCH_CHECK(value.sizes() == key.sizes(), "value must be as key is");
+  TORCH_CHECK(query.stride(2) == 1 && key.stride(2) == 1 && value.stride(2) == 1, "head_dim must be contiguous");
+  TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, heads, " heads cannot share keys of ", kv_heads);
+  TORCH_CHECK(heads <= kv_heads * galley::kMostGroup, "more than ", galley::kMostGroup, " heads share keys");
+  TORCH_CHECK(pool.dim() == 6 && pool.size(1) == kv_heads && pool.size(3) == 2 && pool.size(5) == dim &&
+                  pool.is_contiguous(),
+              "pool must be [blocks, ", kv_heads, ", layers, 2, block_size, ", dim, "]");
+  TORCH_CHECK(layer >= 0 && layer < pool.size(2), "the pool has no layer ", layer);
+  TORCH_CHECK(rows.scalar_type() == at::kInt && rows.dim() == 2 && rows.size(1) == 3 && rows.is_contiguous(),
+              "rows must be int32 [rows, 3]");
+  TORCH_CHECK(tables.scalar_type() == at::kInt && tables.dim() == 2 && tables.size(0) == rows.size(0) &&
+                  tables.is_contiguous(),
+              "tables must be int32 [", rows.size(0), ", blocks]");
+}
+
+void check_rows(const Step& step, int64_t tokens, int64_t blocks, const galley::Shape& shape) {
+  for (int64_t r = 0; r < step.count; ++r) {
+    const int64_t first = step.rows[r].first, count = step.rows[r].count, start = step.rows[r].start;
+    TORCH_CHECK(first >= 0 && count >= 0 && start >= 0 && first + count <= tokens &&
+                    start + count <= shape.width * shape.block_size,
+                "row ", r, " is not within the step: ", first, ", ", count, ", ", start);
+    const int32_t* table = step.tables + r * shape.width;
+    const int64_t used = count ? (start + count + shape.block_size - 1) / shape.block_size : 0;
+    for (int64_t i = 0; i < used; ++i) TORCH_CHECK(table[i] >= 0 && table[i] < blocks, "no block ", table[i]);
+  }
+}
 
 void write_kv(const Tensor& key, const Tensor& value, bf16* pool, const Step& step, const galley::Shape& shape,
               int64_t dim) {
@@ -116,15 +158,13 @@ void attend_all(const bf16* query, const bf16* pool, const Step& step, const gal
 // answers [tokens, heads, d]. Tokens of no row get zeros.
 Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& pool, const Tensor& rows,
               const Tensor& tables, int64_t layer, double scaling, int64_t window, double softcap) {
-  check_bfloat16(query, "query");
-  check_bfloat16(pool, "pool");
+  check_operands(query, key, value, pool, rows, tables, layer);
   const int64_t heads = query.size(0), tokens = query.size(1), dim = query.size(2), block_size = pool.size(4);
   const galley::Shape shape{heads, key.size(0), pool.size(2), block_size, tables.size(1), query.stride(1),
                             query.stride(0), static_cast<float>(scaling), static_cast<float>(softcap), window};
-  TORCH_CHECK(query.stride(2) == 1 && key.stride(2) == 1 && value.stride(2) == 1, "head_dim must be contiguous");
-  TORCH_CHECK(heads <= shape.kv_heads * galley::kMostGroup, "more than ", galley::kMostGroup, " heads share keys");
   const Step step{reinterpret_cast<const galley::Row*>(rows.const_data_ptr<int32_t>()), rows.size(0),
                   tables.const_data_ptr<int32_t>()};
+  check_rows(step, tokens, pool.size(0), shape);
   bf16* layer_pool = static_cast<bf16*>(pool.data_ptr()) + layer * 2 * block_size * dim;
   write_kv(key, value, layer_pool, step, shape, dim);
   Tensor out = at::zeros({tokens, heads, dim}, query.options());
