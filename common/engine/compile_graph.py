@@ -6,8 +6,10 @@ soon as its standard input ends. Knows nothing of serving.
 
 import argparse
 import os
+import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -44,6 +46,8 @@ def main(argv: list[str]) -> int:
 def _die_with_parent() -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass
+    with suppress(ProcessLookupError):  # it leads a group, unless somebody started it by hand
+        os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)
 
 

@@ -7,14 +7,16 @@ our own operators (kernels.py). The library holds no weights; it is made in a pr
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, cast
+from typing import IO, Final, cast
 
 import orjson
 import torch
@@ -88,27 +90,33 @@ class GraphCompiler:
         """End the child, if there is one; from any thread. `run` then raises CompileFailed."""
         self._stopped = True
         if self._child is not None:
-            self._child.kill()
+            _kill(self._child)
 
     def _compile(self) -> None:
         if kernels.compiler() is None:
             raise CompileFailed("there is no C++ compiler: install g++")
-        command = [sys.executable, "-m", "common.engine.compile_graph", str(self._directory)]
-        command += [orjson.dumps(self._layout).decode(), str(self._cache_dir)]
-        # The child ends when its standard input does: with this process, however that goes.
-        with tempfile.TemporaryFile() as errors:
-            with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors) as self._child:
-                if self._stopped:
-                    self._child.kill()
-                try:
-                    code = self._child.wait(_TIME_LIMIT_S)
-                except subprocess.TimeoutExpired:
-                    self._child.kill()
-                    raise CompileFailed(f"not done after {_TIME_LIMIT_S} s") from None
+        with tempfile.TemporaryDirectory(prefix="galley-", ignore_cleanup_errors=True) as scratch:
+            command = ["env", f"TMPDIR={scratch}", sys.executable, "-m", "common.engine.compile_graph"]
+            command += [str(self._directory), orjson.dumps(self._layout).decode(), str(self._cache_dir)]
+            said = Path(scratch) / "stderr"
+            with said.open("wb") as errors:
+                code = self._wait(command, errors)
             if code:
-                errors.seek(0)
-                lines = errors.read().decode(errors="replace").strip().splitlines() or [f"exit {code}"]
+                lines = said.read_text(errors="replace").strip().splitlines() or [f"exit {code}"]
                 raise CompileFailed("stopped" if self._stopped else lines[-1])
+
+    def _wait(self, command: list[str], errors: IO[bytes]) -> int:
+        """Run the child to its end. Its standard input ends with this process, and it ends with that."""
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=errors, stderr=errors, process_group=0) as child:
+            self._child = child
+            if self._stopped:
+                _kill(child)
+            try:
+                return child.wait(_TIME_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                _kill(child)
+                raise CompileFailed(f"not done after {_TIME_LIMIT_S} s") from None
 
     def _load(self) -> CompiledModel:
         try:
@@ -119,6 +127,13 @@ class GraphCompiler:
         except (RuntimeError, KeyError, OSError) as error:
             raise CompileFailed(f"{self.library}: {error}") from error
         return CompiledModel(call, self._model.vocab_size)
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End a child that leads a process group, with the compilers that it started."""
+    if child.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def graph_path(directory: Path, layout: KVLayout, cache_dir: Path) -> Path:

@@ -9,7 +9,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,15 +49,18 @@ class KernelsUnavailable(Exception):
 def load_kernels(cache_dir: Path) -> None:
     """Make torch.ops.galley usable in this process, building it first if need be (about 6 s). Idempotent.
 
-    Raises KernelsUnavailable with the reason: this CPU cannot, or there is no compiler.
+    Raises KernelsUnavailable with the reason: this CPU cannot, there is no compiler, or no room in the cache.
     """
     if hasattr(torch.ops.galley, "attend"):
         return
     lacking = [feature for feature in _FEATURES if feature not in cpu_features()]
     if lacking:
         raise KernelsUnavailable(f"the CPU has no {', '.join(lacking)}")
-    library = _build(cache_dir.expanduser() / "kernels")
-    torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+    try:
+        library = _build(cache_dir.expanduser() / "kernels")
+        torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+    except OSError as error:
+        raise KernelsUnavailable(str(error)) from error
     torch.library.register_fake("galley::linear", _linear_shape)
     torch.library.register_fake("galley::attend", _attend_shape)
 
@@ -98,10 +100,12 @@ def _build(directory: Path) -> Path:
             return library
         begin = time.monotonic()
         _log.info("building CPU kernels, once", compiler=program)
-        with tempfile.TemporaryDirectory(dir=directory, prefix=".building-") as scratch:
-            made = Path(scratch) / library.name
+        made = library.with_suffix(".building")
+        try:
             _compile(program, made)
             made.rename(library)
+        finally:
+            made.unlink(missing_ok=True)
         _log.info("CPU kernels built", seconds=round(time.monotonic() - begin, 1))
     return library
 
@@ -121,7 +125,7 @@ def _compile(program: str, target: Path) -> None:
     command += [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
         raise KernelsUnavailable(f"{program}: {error}") from error
     if done.returncode:
         raise KernelsUnavailable(f"{program} failed: {done.stderr.strip()[-500:]}")

@@ -1,4 +1,4 @@
-"""Our CPU operators for tests: from the cache directory that all runs share, and no more often built than there.
+"""Our CPU operators for tests: from the cache directory that all runs share, so that they are seldom built.
 
 Knows nothing of what is tested with them.
 """
