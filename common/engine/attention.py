@@ -6,16 +6,20 @@ gather, masks) is computed once. Knows nothing of models, of sampling and of who
 """
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from common.engine.runner import PlanRow
+from common.engine.staging import to_device
 from common.kv.layout import KVLayout
 
 _MAX_PADDING: Final = 2
@@ -55,6 +59,14 @@ class Step(Protocol):
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: "AttentionKind"
     ) -> Tensor: ...
+
+
+class DecodeAttention(Protocol):
+    """Attention of one new token for each of some rows, over keys and values that are in the pool."""
+
+    def attend(self, layer: int, query: Tensor, kind: AttentionKind) -> Tensor:
+        """`query` and the answer are `[rows, heads, head_dim]`."""
+        ...
 
 
 class PagedPool:
@@ -100,7 +112,7 @@ class _Part:
 
     `first` is the packed index of the first query; `rows` x `queries` query tokens, each row's last one at
     position lengths[row] - 1, a chunk's first one at `start`. `runs` is None when keys and values are
-    exactly the queries' own.
+    exactly the queries' own, or `kernel` reads them from the pool.
     """
 
     first: int
@@ -108,8 +120,11 @@ class _Part:
     queries: int
     start: int
     lengths: Tensor
+    shortest: int
+    longest: int
     capacity: int
     runs: Tensor | None
+    kernel: DecodeAttention | None
     masks: dict[int | None, Tensor | None] = field(default_factory=dict)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
@@ -124,16 +139,11 @@ class _Part:
     def _make_mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
         if self.runs is None and (window is None or window >= self.queries):
             return None
-        device = self.lengths.device
-        key = torch.arange(self.capacity, device=device)
-        query = self.lengths[:, None] - self.queries + torch.arange(self.queries, device=device)
-        hidden = key > query[:, :, None]
-        if window is not None:
-            hidden |= key <= query[:, :, None] - window
-        if self.queries == 1 and not bool(hidden.any()):
+        # From numbers that the host has: to ask the device would be to wait for it.
+        all_seen = self.shortest == self.capacity and (window is None or self.longest <= window)
+        if self.queries == 1 and all_seen:
             return None
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -math.inf)
-        return mask[:, None]
+        return additive_mask(self.lengths, self.queries, self.capacity, window, dtype)
 
 
 class PagedStep:
@@ -143,22 +153,38 @@ class PagedStep:
     in one call with little padding. `order` gives the packed rows as indices into the plan's rows.
     """
 
-    def __init__(self, pool: PagedPool, rows: Seq[PlanRow]) -> None:
+    def __init__(
+        self,
+        pool: PagedPool,
+        rows: Seq[PlanRow],
+        kernel: Callable[[PagedPool, Tensor, Tensor], DecodeAttention] | None = None,
+    ) -> None:
+        """With a `kernel` (paged_decode.MakeDecode) decode rows attend through it."""
         self._pool = pool
+        self._kernel = kernel
         self.order = sorted(range(len(rows)), key=lambda i: (rows[i].count == 1, rows[i].start))
         packed = [rows[i] for i in self.order]
         self.ends = list(accumulate(row.count for row in packed))
-        device = pool.device
-        positions = torch.cat([torch.arange(row.start, row.start + row.count) for row in packed])
-        tokens = [token for row in packed for token in row.tokens[row.start : row.start + row.count]]
-        blocks = torch.cat([_block_of_token(row, pool.layout.block_size) for row in packed])
-        self.input_ids = torch.tensor(tokens).to(device)[None]
-        self.position_ids = positions.to(device)[None]
-        self._blocks = blocks.to(device)
-        self._offsets = (positions % pool.layout.block_size).to(device)
-        self._parts = self._make_parts(packed)
+        size, groups = pool.layout.block_size, self._groups(packed)
+        positions = np.concatenate([np.arange(row.start, row.start + row.count) for row in packed])
+        ids, at, self._blocks, self._offsets, begun, *rest = to_device(
+            [
+                [token for row in packed for token in row.tokens[row.start : row.start + row.count]],
+                positions,
+                np.concatenate([_block_of_token(row, size) for row in packed]),
+                positions % size,
+                _begun_blocks(packed, size),
+                *([row.start + row.count for row in group] for group in groups),
+                *(_tables(group, size) for group in groups),
+            ],
+            pool.device,
+        )
+        self.input_ids, self.position_ids = ids[None], at[None]
+        self._parts = self._make_parts(groups, rest[: len(groups)], rest[len(groups) :])
         self._workspace = self._make_workspace()
-        self._clear_begun_blocks(packed)
+        # Slots not written yet are gathered and masked, and zero weight times a stale NaN would still be NaN.
+        if len(begun):
+            pool.clear(begun)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind) -> Tensor:
         """Write the new keys and values, then attend.
@@ -170,6 +196,9 @@ class PagedStep:
         outputs = []
         for part in self._parts:
             span = slice(part.first, part.first + part.rows * part.queries)
+            if part.kernel is not None:
+                outputs.append(part.kernel.attend(layer, query[:, span].transpose(0, 1), kind))
+                continue
             if part.runs is None:
                 k, v = key[None, :, span], value[None, :, span]
             else:
@@ -185,16 +214,14 @@ class PagedStep:
             return _tiled(query, key[0], value[0], part.start, kind).transpose(0, 1)
         batched = query.reshape(len(query), part.rows, part.queries, -1).transpose(0, 1)
         mask = part.mask(kind.window, query.dtype)
-        out = (_fused if fused else _explicit)(batched, key, value, mask, kind)
+        out = (_fused if fused else explicit)(batched, key, value, mask, kind)
         return out.transpose(1, 2).flatten(0, 1)
 
-    def _make_parts(self, packed: Seq[PlanRow]) -> list[_Part]:
-        parts: list[_Part] = []
-        first = 0
-        for group in self._groups(packed):
-            parts.append(self._make_part(first, group))
-            first += sum(row.count for row in group)
-        return parts
+    def _make_parts(
+        self, groups: Seq[Seq[PlanRow]], lengths: Seq[Tensor], tables: Seq[Tensor]
+    ) -> list[_Part]:
+        firsts = accumulate((sum(row.count for row in group) for group in groups), initial=0)
+        return [self._make_part(*part) for part in zip(firsts, groups, lengths, tables, strict=False)]
 
     def _groups(self, packed: Seq[PlanRow]) -> list[list[PlanRow]]:
         """Each chunk alone; decode rows together as long as padding to the longest does not waste much."""
@@ -210,23 +237,23 @@ class PagedStep:
             limit = max(_MIN_PADDED_BLOCKS, _MAX_PADDING * wanted) if row.count == 1 else 0
         return groups
 
-    def _make_part(self, first: int, rows: Seq[PlanRow]) -> _Part:
-        layout, device = self._pool.layout, self._pool.device
-        lengths = [row.start + row.count for row in rows]
+    def _make_part(self, first: int, rows: Seq[PlanRow], lengths: Tensor, tables: Tensor) -> _Part:
         queries = rows[0].count
-        own = queries > 1 and rows[0].start == 0
-        width = layout.blocks_for(max(lengths))
-        runs = None
-        if not own:
-            # Padding repeats the row's first block: its content is masked, but must be finite.
-            tables = [
-                _padded(row.blocks[: layout.blocks_for(n)], width)
-                for row, n in zip(rows, lengths, strict=True)
-            ]
-            runs = self._pool.runs(torch.tensor(tables).to(device))
-        capacity = queries if own else width * layout.block_size
+        ends = [row.start + row.count for row in rows]
+        table = tables.view(len(rows), -1)
+        kernel = self._kernel(self._pool, table, lengths) if self._kernel and queries == 1 else None
+        runs = self._pool.runs(table) if len(tables) and kernel is None else None
         return _Part(
-            first, len(rows), queries, rows[0].start, torch.tensor(lengths).to(device), capacity, runs
+            first,
+            len(rows),
+            queries,
+            rows[0].start,
+            lengths,
+            min(ends),
+            max(ends),
+            table.shape[1] * self._pool.layout.block_size if len(tables) else queries,
+            runs,
+            kernel,
         )
 
     def _make_workspace(self) -> Tensor:
@@ -235,34 +262,50 @@ class PagedStep:
         layout = self._pool.layout
         return self._pool.tensor.new_empty(size, layout.block_size * layout.head_dim)
 
-    def _clear_begun_blocks(self, packed: Seq[PlanRow]) -> None:
-        """Zero the blocks this step begins and does not fill.
 
-        Their unwritten slots are gathered and masked, and zero weight times a stale NaN would still be NaN.
-        """
-        size = self._pool.layout.block_size
-        begun = [
-            row.blocks[end // size]
-            for row in packed
-            if (end := row.start + row.count) % size and row.start <= end // size * size
-        ]
-        if begun:
-            self._pool.clear(torch.tensor(begun).to(self._pool.device))
-
-
-def _block_of_token(row: PlanRow, block_size: int) -> Tensor:
+def _block_of_token(row: PlanRow, block_size: int) -> NDArray[np.int64]:
     """The pool block that holds each of the row's new tokens, `[count]`."""
     begin, end = row.start // block_size, -(-(row.start + row.count) // block_size)
-    blocks = torch.tensor(row.blocks[begin:end]).repeat_interleave(block_size)
+    blocks = np.repeat(np.array(row.blocks[begin:end], np.int64), block_size)
     skip = row.start - begin * block_size
     return blocks[skip : skip + row.count]
 
 
-def _padded(blocks: Seq[int], width: int) -> list[int]:
-    return [*blocks, *([blocks[0]] * (width - len(blocks)))]
+def _begun_blocks(rows: Seq[PlanRow], block_size: int) -> list[int]:
+    """The blocks that a step of these rows begins and does not fill."""
+    return [
+        row.blocks[end // block_size]
+        for row in rows
+        if (end := row.start + row.count) % block_size and row.start <= end // block_size * block_size
+    ]
+
+
+def _tables(rows: Seq[PlanRow], block_size: int) -> list[int]:
+    """Block tables of rows that attend together, of one width; none for a prompt that meets only itself.
+
+    Padding repeats the row's first block: its content is masked, but must be finite.
+    """
+    if rows[0].count > 1 and rows[0].start == 0:
+        return []
+    tables = [row.blocks[: -(-(row.start + row.count) // block_size)] for row in rows]
+    width = max(map(len, tables))
+    return [block for table in tables for block in (*table, *table[:1] * (width - len(table)))]
 
 
 # --- arithmetic ------------------------------------------------------------------------------------
+
+
+def additive_mask(
+    lengths: Tensor, queries: int, capacity: int, window: int | None, dtype: torch.dtype
+) -> Tensor:
+    """`[rows, 1, queries, capacity]`: 0 where a row's last `queries` positions see a key, else -inf."""
+    key = torch.arange(capacity, device=lengths.device)
+    query = lengths[:, None] - queries + torch.arange(queries, device=lengths.device)
+    hidden = key > query[:, :, None]
+    if window is not None:
+        hidden |= key <= query[:, :, None] - window
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=lengths.device).masked_fill_(hidden, -math.inf)
+    return mask[:, None]
 
 
 def _prefers_fused(query: Tensor, kind: AttentionKind) -> bool:
@@ -270,7 +313,7 @@ def _prefers_fused(query: Tensor, kind: AttentionKind) -> bool:
     return query.device.type != "cpu" and kind.softcap is None
 
 
-def _explicit(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kind: AttentionKind) -> Tensor:
+def explicit(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kind: AttentionKind) -> Tensor:
     """Decode attention, `[rows, heads, 1, dim]`: the heads that share keys are the rows of one product."""
     rows, heads, _, dim = query.shape
     kv_heads = key.shape[1]

@@ -64,7 +64,14 @@ class LoadedModel:
 
     def logits(self, step: Step, wanted: Tensor) -> Tensor:
         """One forward pass; float32 logits `[len(wanted), vocab]` of the packed token indices `wanted`."""
-        inputs = {"input_ids": step.input_ids, "position_ids": step.position_ids, "use_cache": False}
+        inputs = {
+            "input_ids": step.input_ids,
+            "position_ids": step.position_ids,
+            # Ignored by PagedStep; without one transformers looks whether positions are those of several
+            # texts, and waits for the GPU to know.
+            "attention_mask": torch.empty(1, 1, 1, 1, device=wanted.device),
+            "use_cache": False,
+        }
         if len(wanted) == 0:
             body = cast(nn.Module, self.module.base_model)
             body(**inputs, galley_step=step)

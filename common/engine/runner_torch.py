@@ -1,6 +1,7 @@
 """The ModelRunner that computes: a transformers model over a paged KV pool, on CPU or CUDA.
 
-As it is ("eager") or, where that can be had, as a compiled graph ("compiled"); see graph.py.
+As it is ("eager") or, where that can be had, as a compiled graph ("compiled", see graph.py), or on GPUs with
+decode steps replayed from CUDA graphs ("cuda_graphs", see cuda_graphs.py).
 
 Knows nothing of scheduling; a plan comes in, KV is written to the pool, sampled tokens come out.
 """
@@ -20,14 +21,17 @@ from torch import Tensor
 from common import model_files
 from common.engine.attention import PagedPool, PagedStep, Step
 from common.engine.capacity import CPU_POOL_LIMIT, available_memory, num_blocks_for
+from common.engine.cuda_graphs import CudaRecorder, DecodeGraphs, RecordingFailed
 from common.engine.grammar import GrammarCompiler
 from common.engine.graph import CompiledModel, CompileFailed, GraphCompiler
 from common.engine.kernel_step import KernelStep
 from common.engine.loading import LoadedModel, load_model, pick_device, torch_dtype
 from common.engine.matchers import Matchers
+from common.engine.paged_decode import find_kernel
 from common.engine.runner import BatchPlan, PlanRow, StepResult
 from common.engine.sampler import sample, score
 from common.engine.scoring import pieces, tokens_of
+from common.engine.staging import to_device
 from common.errors import ConfigError, InvalidRequest, StepFailed
 from common.ids import BlockId, SequenceId
 from common.kv.buffer import Buffer
@@ -37,8 +41,8 @@ from common.messages.stream import TokenLogprobs
 
 _log = structlog.get_logger()
 
-EngineMode = Literal["eager", "compiled"]
-ENGINE_MODES: Final[tuple[EngineMode, ...]] = ("eager", "compiled")
+EngineMode = Literal["eager", "compiled", "cuda_graphs"]
+ENGINE_MODES: Final[tuple[EngineMode, ...]] = ("eager", "compiled", "cuda_graphs")
 
 _WARM_UP_ROWS: Final = 8
 _SCORED_LOGITS: Final = 1 << 24
@@ -95,8 +99,12 @@ class TorchRunner:
                 max_model_len=self._max_model_len,
                 limit=CPU_POOL_LIMIT if device == "cpu" else 1 << 62,
             )
-        self._pool = PagedPool(_allocate(self._layout, num_blocks, device), self._layout)
-        self._buffer = TorchKVBuffer(self._pool.tensor, self._layout)
+        self._on_gpu = device != "cpu"
+        # One block more for CUDA graphs, whose padding has to write somewhere.
+        self._pool = PagedPool(_allocate(self._layout, num_blocks + self._on_gpu, device), self._layout)
+        self._buffer = TorchKVBuffer(self._pool.tensor[:num_blocks], self._layout)
+        self._kernel = find_kernel(self._pool, self._model.heads) if self._on_gpu else None
+        self._graphs: DecodeGraphs | None = None
         self._compiled: CompiledModel | None = None
         self._compiler: GraphCompiler | None = None
         if compile_model and self._model.uses_kernels:
@@ -107,6 +115,7 @@ class TorchRunner:
         if self._one_by_one:
             self._compiler = None
             _log.warning("deterministic without a compiled model: every token is computed alone")
+        self._graph_rows = max_num_seqs if self._on_gpu and compile_model and not deterministic else 0
         _log.info(
             "model loaded",
             model=directory.name,
@@ -143,7 +152,9 @@ class TorchRunner:
 
     @property
     def mode(self) -> EngineMode:
-        """How steps are run now."""
+        """How steps are run now; with "cuda_graphs" decode steps, and all others eagerly."""
+        if self._graphs is not None:
+            return "cuda_graphs"
         return "eager" if self._compiled is None else "compiled"
 
     def compile(self) -> EngineMode:
@@ -183,22 +194,28 @@ class TorchRunner:
         return pieces(rows, max(_MIN_SCORED, _SCORED_LOGITS // self.vocab_size))
 
     def _compute(self, rows: Seq[PlanRow], result: StepResult) -> None:
+        if self._graphs is not None and self._graphs.takes(rows):
+            self._sample(self._graphs.logits(rows), rows, result)
+            return
         step: Step
         if self._model.uses_kernels:
             step = KernelStep(self._pool.tensor, self._layout.block_size, rows)
         else:
-            step = PagedStep(self._pool, rows)
+            step = PagedStep(self._pool, rows, self._kernel)
         packed = [(rows[i], end) for i, end in zip(step.order, step.ends, strict=True)]
         sampled = [(row, end - 1) for row, end in packed if row.sample]
         # A row's position p lies at end - count + p - start of the packed tokens; p - 1 foretells p.
         scored = [(row, end - row.count - row.start - 1) for row, end in packed if row.scored]
         wanted = [last for _, last in sampled]
         wanted += [base + position for row, base in scored for position in row.scored]
-        logits = self._logits(step, torch.tensor(wanted, dtype=torch.long, device=self._pool.device))
+        logits = self._logits(step, to_device([wanted], self._pool.device)[0])
         if sampled:
             self._sample(logits[: len(sampled)], [row for row, _ in sampled], result)
         if scored:
             self._score(logits[len(sampled) :], [row for row, _ in scored], result)
+        if self._on_gpu and not wanted:
+            # Nothing was read, which waits for the step; but its blocks may be others' as soon as it ends.
+            torch.cuda.current_stream(self._pool.device).synchronize()
 
     def _logits(self, step: Step, wanted: Tensor) -> Tensor:
         if self._compiled is not None and isinstance(step, KernelStep):
@@ -251,7 +268,27 @@ class TorchRunner:
         for size in (1, _WARM_UP_ROWS):
             self.execute(BatchPlan(0, tuple(row(i, length - 1, 1) for i in range(size))))
         self._pool.clear(torch.tensor(blocks, device=self._pool.device))
+        if self._graph_rows:
+            self._record_graphs()
         return time.monotonic() - begin
+
+    def _record_graphs(self) -> None:
+        begin = time.monotonic()
+        try:
+            self._graphs = DecodeGraphs(
+                self._model,
+                self._pool,
+                scratch=self._buffer.num_blocks,
+                max_rows=self._graph_rows,
+                max_len=self._max_model_len,
+                kernel=self._kernel,
+                record=CudaRecorder(),
+            )
+        except RecordingFailed as error:
+            _log.warning("decode steps are run eagerly", reason=str(error))
+            return
+        seconds = round(time.monotonic() - begin, 2)
+        _log.info("decode steps recorded as CUDA graphs", sizes=self._graphs.sizes, seconds=seconds)
 
 
 class TorchKVBuffer:
