@@ -63,7 +63,7 @@ def test_a_graph_is_named_by_what_it_depends_on(
     assert graph_path(tmp_path, replace(LAYOUT), tmp_path) == usual
     paths = {usual}
     for changed in ({"block_size": 8}, {"dtype": "float32"}, {"num_layers": 4}):
-        paths.add(graph_path(directory, replace(LAYOUT, **changed), tmp_path))  # type: ignore[arg-type]
+        paths.add(graph_path(directory, replace(LAYOUT, **changed), tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
     paths.add(graph_path(tmp_path, LAYOUT, tmp_path))
     for name, value in (("sources_digest", lambda: "other"), ("cpu_features", lambda: {"avx512_bf16"})):
@@ -175,9 +175,9 @@ def test_a_runner_goes_on_as_it_is_when_compiling_fails(
 def test_a_runner_that_is_not_to_compile_does_not(child: Child, directory: Path, tmp_path: Path) -> None:
     child.does("exit 1")
     cache = cache_with_kernels(tmp_path)
-    for settings in ({"compile_model": False}, {"dtype": "float32"}):
+    for dtype, wanted in (("bfloat16", False), ("float32", True)):
         runner = TorchRunner(
-            directory, **({"dtype": "bfloat16", "num_blocks": 8, "threads": 1, "cache_dir": cache} | settings)
+            directory, dtype=dtype, num_blocks=8, threads=1, cache_dir=cache, compile_model=wanted
         )
         assert runner.compile() == "eager"
         runner.stop_compiling()

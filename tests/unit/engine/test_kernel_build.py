@@ -65,8 +65,8 @@ def test_built_once_then_found(machine: Machine) -> None:
     assert machine.compilations == 1
 
 
-def test_not_loaded_twice(machine: Machine) -> None:
-    torch.ops.galley.attend = lambda: None
+def test_not_loaded_twice(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops, "galley", SimpleNamespace(attend=None))
     load_kernels(machine.cache)
     assert machine.loaded == []
 

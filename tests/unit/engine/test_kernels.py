@@ -127,7 +127,7 @@ class Shape:
 
     @property
     def scaling(self) -> float:
-        return self.head_dim**-0.5
+        return 1 / math.sqrt(self.head_dim)
 
 
 Share = tuple[int, int, int]

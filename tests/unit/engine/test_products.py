@@ -29,7 +29,7 @@ def test_every_plain_layer_that_can_have_one_gets_a_kernel() -> None:
     use_kernels(module)
     outer, inner, scaled, odd = module
     assert isinstance(outer, KernelLinear)
-    assert isinstance(inner["inner"], KernelLinear)
+    assert isinstance(inner.get_submodule("inner"), KernelLinear)
     assert type(scaled) is Scaled
     assert type(odd) is nn.Linear
 
