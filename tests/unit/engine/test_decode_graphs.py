@@ -188,6 +188,23 @@ def test_only_recorded_decode_steps_are_taken(model: LoadedModel) -> None:
     assert not graphs.takes([rows[1], chunk])
 
 
+def test_the_least_size_that_holds_a_batch_is_replayed(model: LoadedModel) -> None:
+    computed: list[int] = []
+
+    def noting(compute: Compute) -> Compute:
+        def noted() -> Tensor:
+            logits = compute()
+            computed.append(len(logits))
+            return logits
+
+        return noted
+
+    graphs = graphs_of(model, pool_for(model), record=noting)
+    for count in (1, 2, 3, 4, 5, 8, 9, 16, 17, 20):
+        assert len(graphs.logits(rows_of([30] * count))) == count
+    assert computed == [1, 2, 4, 4, 8, 8, 16, 16, 20, 20]
+
+
 def test_the_fallback_gathers_within_limits(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = pool_for(model)
     width = pool.layout.blocks_for(CONTEXT)
