@@ -4,8 +4,8 @@ On GPUs by a kernel of our own, in Triton, "galley_paged_decode" (triton_decode.
 gathering whole blocks and torch's scaled_dot_product_attention at the tables' width. Both have shapes that
 depend on the number of rows and the width of the tables alone, which is what a CUDA graph needs.
 
-FlashAttention 2 attends over block tables too, but its pages are multiples of 256 tokens: a quarter of
-the pool would be lost on the ends of sequences, prefixes shared in steps of 256, and KV moved in such pieces.
+FlashAttention 2 attends over block tables too, but its pages are multiples of 256 tokens: on average half of
+one would lie empty at every sequence's end, and prefixes would be shared and KV moved in such pieces only.
 Knows nothing of models and plans.
 """
 
