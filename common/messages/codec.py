@@ -2,7 +2,8 @@
 
 Every message class has a KIND; decoding names the classes that are expected, and anything else is a
 MessageInvalid, never a half-built object. Encoders and decoders are made once per class from its type
-hints. Knows nothing of subjects and transports.
+hints. A field that has its default does not travel: a frame has one item per token, and most of an item's
+fields are such. Knows nothing of subjects and transports.
 """
 
 import types
@@ -39,16 +40,20 @@ def _plain(value: object) -> object:
         return list(value)  # a NamedTuple travels as an array
     if not is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"{type(value).__name__} is not a message")
-    kind, names = _shape(type(value))
-    body = {name: getattr(value, name) for name in names}
+    kind, slots = _shape(type(value))
+    body = {}
+    for name, default in slots:
+        if (field := getattr(value, name)) is not default:
+            body[name] = field
     if kind:
         body["kind"] = kind
     return body
 
 
 @cache
-def _shape(cls: type) -> tuple[str | None, tuple[str, ...]]:
-    return getattr(cls, "KIND", None), tuple(f.name for f in fields(cls))
+def _shape(cls: type) -> tuple[str | None, tuple[tuple[str, object], ...]]:
+    """KIND, and the name and default (MISSING if it has none) of each field."""
+    return getattr(cls, "KIND", None), tuple((f.name, f.default) for f in fields(cls))
 
 
 def _tagged(classes: tuple[type, ...]) -> Decoder:
@@ -100,11 +105,11 @@ def _decoder(hint: Any) -> Decoder:
         return _literal(args)
     if origin is tuple:
         if len(args) == 2 and args[1] is Ellipsis:
-            return _sequence(_decoder(args[0]))
-        return _record(tuple, tuple(_decoder(a) for a in args))
+            return _sequence(args[0])
+        return _record(tuple, args)
     if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
         hints = get_type_hints(hint)
-        members = tuple(_decoder(hints[name]) for name in hint._fields)
+        members = tuple(hints[name] for name in hint._fields)
         return _record(hint._make, members)  # type: ignore[attr-defined]
     if is_dataclass(hint) and isinstance(hint, type):
         return _tagged((hint,)) if hasattr(hint, "KIND") else _dataclass(hint)
@@ -133,24 +138,33 @@ def _literal(allowed: tuple[Any, ...]) -> Decoder:
     return check
 
 
-def _sequence(item: Decoder) -> Decoder:
+def _sequence(hint: Any) -> Decoder:
+    item, plain = _decoder(hint), {_plain_type(hint)}
+
     def build(raw: Any) -> Any:
         if not isinstance(raw, list):
             raise MessageInvalid(f"expected an array, got {type(raw).__name__}")
-        return tuple([item(value) for value in raw])
+        return tuple(raw) if plain.issuperset(map(type, raw)) else tuple(map(item, raw))
 
     return build
 
 
-def _record(make: Callable[[Any], Any], members: tuple[Decoder, ...]) -> Decoder:
-    count = len(members)
+def _record(make: Callable[[Any], Any], hints: tuple[Any, ...]) -> Decoder:
+    members, plain = [_decoder(hint) for hint in hints], [_plain_type(hint) for hint in hints]
 
     def build(raw: Any) -> Any:
-        if not isinstance(raw, list) or len(raw) != count:
-            raise MessageInvalid(f"expected an array of {count}")
+        if not isinstance(raw, list) or len(raw) != len(members):
+            raise MessageInvalid(f"expected an array of {len(members)}")
+        if [*map(type, raw)] == plain:
+            return make(raw)
         return make([decoder(value) for decoder, value in zip(members, raw, strict=True)])
 
     return build
+
+
+def _plain_type(hint: Any) -> Any:
+    """The type of JSON values that need no decoding but a look at their type; the hint itself if none is."""
+    return _plain_type(hint.__supertype__) if isinstance(hint, NewType) else hint
 
 
 def _union(args: tuple[Any, ...]) -> Decoder:

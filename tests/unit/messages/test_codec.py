@@ -75,9 +75,20 @@ def test_unknown_fields_are_ignored() -> None:
 
 
 def test_absent_fields_take_their_defaults() -> None:
-    raw = orjson.loads(encode(MESSAGES[0]))
-    del raw["priority"], raw["slo"]
-    assert decode(orjson.dumps(raw), Job) == MESSAGES[0]
+    spelled_out = orjson.loads(encode(MESSAGES[0])) | {"priority": 0, "slo": None}
+    absent = {name: value for name, value in spelled_out.items() if name not in ("priority", "slo")}
+    assert decode(orjson.dumps(spelled_out), Job) == decode(orjson.dumps(absent), Job) == MESSAGES[0]
+
+
+def test_a_field_with_its_default_does_not_travel() -> None:
+    assert set(orjson.loads(encode(TokensItem(KEY, 0, (5,))))) == {"kind", "key", "index", "token_ids"}
+
+
+@pytest.mark.parametrize("wrong", [[True, 1], [1.0], [1, [2]]])
+def test_a_list_of_numbers_has_nothing_else_in_it(wrong: list[object]) -> None:
+    raw = orjson.loads(encode(MESSAGES[0])) | {"prompt_ids": wrong}
+    with pytest.raises(MessageInvalid, match="prompt_ids: expected int"):
+        decode(orjson.dumps(raw), Job)
 
 
 @pytest.mark.parametrize(
