@@ -84,6 +84,11 @@ class RequestFlow:
     def start(self) -> None:
         self.feed(self.owner.start)
 
+    @property
+    def begun(self) -> bool:
+        """Whether it has had a token."""
+        return self.record.timeline.first_token is not None
+
     def items(self, source: InstanceRef, items: Iterable[FrameItem]) -> None:
         """What a frame has about this request; what is old or strange changes nothing."""
         for item in items:

@@ -5,10 +5,9 @@ and of text prompts.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 
 import structlog
 
@@ -25,6 +24,7 @@ from common.runtime.bus import MessageBus
 from common.runtime.bus import Reply as Answer
 from common.runtime.heartbeat import Heartbeat
 from services.gateway.choice import Envelope
+from services.gateway.delivery import Delivery
 from services.gateway.dispatch import Dispatcher
 from services.gateway.effects import SendAbort
 from services.gateway.flow import RequestFlow
@@ -75,6 +75,7 @@ class Gateway:
         self._timers: dict[RequestId, asyncio.TimerHandle] = {}
         self._recent = RecentRequests()
         self._intake = FrameIntake()
+        self._delivery = Delivery(self._flows, self._on_stranger)
         self._tasks: asyncio.TaskGroup | None = None
         self._errands: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
@@ -193,17 +194,15 @@ class Gateway:
     # --- what arrives -----------------------------------------------------------------------------
 
     def _on_frame(self, frame: Frame, _answer: Answer) -> None:
-        if not self._intake.take(frame):
-            return
-        source = InstanceRef(frame.instance, frame.incarnation)
-        for request, items in groupby(frame.items, _request_of):
-            flow = self._flows.get(request)
-            if flow is not None:
-                flow.items(source, items)
-            elif request not in self._recent:
-                for item in items:
-                    abort = Abort(item.key, self._settings.request_timeout_s, "not_owned")
-                    self._dispatcher.send_abort(SendAbort(source, abort))
+        if self._intake.take(frame):
+            self._delivery.take(frame)
+
+    def _on_stranger(self, source: InstanceRef, request: RequestId, items: Iterable[FrameItem]) -> None:
+        """A worker generates for a request that is not ours, or not any more."""
+        if request not in self._recent:
+            for item in items:
+                abort = Abort(item.key, self._settings.request_timeout_s, "not_owned")
+                self._dispatcher.send_abort(SendAbort(source, abort))
 
     def _on_beat(self, beat: Beat, _answer: Answer) -> None:
         self._members.on_beat(beat)
@@ -276,10 +275,6 @@ class Gateway:
 
     def _num_in(self, stage: Stage) -> int:
         return sum(flow.record.stage == stage for flow in self._flows.values())
-
-
-def _request_of(item: FrameItem) -> RequestId:
-    return item.key.request
 
 
 def unique_ref(ref: InstanceRef) -> InstanceRef:

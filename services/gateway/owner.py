@@ -38,7 +38,10 @@ class RequestOwner:
 
     @property
     def done(self) -> bool:
-        return all(life.done for life in self._lives)
+        for life in self._lives:  # noqa: SIM110 - after every token; all() takes thrice as long
+            if not life.done:
+                return False
+        return True
 
     @property
     def stage(self) -> Stage:
