@@ -1,12 +1,12 @@
 """Text to tokens and back, with the checkpoint's own tokenizer and chat template; no torch.
 
 `Tokenizer` is what the gateway needs, and with what else it knows of the model its `Vocabulary`;
-`ModelTokenizer` is transformers' fast tokenizer behind it, and `TokenizerPool` runs the slow half of it in
-threads. Knows nothing of HTTP.
+`ModelTokenizer` is transformers' fast tokenizer behind it, and `TokenizerPool` runs in threads what could
+hold up the event loop. Knows nothing of HTTP.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,12 @@ from services.gateway.token_bytes import token_bytes
 T = TypeVar("T")
 ChatMessages = Sequence[dict[str, Any]]
 """Messages as chat templates read them: role, content and what else the client gave."""
+
+INLINE_CHARS = 512
+"""Up to so much is tokenized on the event loop: half a millisecond for the slowest of texts, which are emoji,
+a tenth for prose, where the way to a thread and back takes a quarter."""
+TEXT_CHARS = 32
+"""What a text costs besides its length, be it empty, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,8 @@ class ModelTokenizer:
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
         self._known_bytes: dict[int, bytes] = {}
         """Of the tokens that were asked for; twenty alternatives a token are asked for again and again."""
+        self._known_texts: dict[int, str] = {}
+        """Of single tokens that were decoded: every token of a stream is, as what the next one follows."""
         self._longest_token = max(len(piece) for piece in self._hf.get_vocab())
 
     @property
@@ -131,7 +139,11 @@ class ModelTokenizer:
         return self.encode(text, add_special_tokens=style.add_special_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
+        if len(ids) == 1 and (known := self._known_texts.get(ids[0])) is not None:
+            return known
         text: str = self._backend.decode(ids, skip_special_tokens=True)
+        if len(ids) == 1:
+            self._known_texts[ids[0]] = text
         return text
 
     def spell(self, ids: Sequence[int]) -> str:
@@ -173,7 +185,8 @@ def _load(directory: Path) -> Any:
 
 
 class TokenizerPool:
-    """Runs tokenizing in `threads` threads; at most `max_waiting` calls wait, more are refused.
+    """Runs tokenizing in `threads` threads; at most `max_waiting` calls wait, more are refused. Short prompts
+    neither wait nor go to a thread.
 
     Without `grammars` every grammar is refused.
     """
@@ -202,6 +215,8 @@ class TokenizerPool:
             if self._max_chars is not None and len(text) > self._max_chars:
                 raise too_long(f"{len(text)} characters", self.max_model_len, "prompt")
         encode = partial(self.tokenizer.encode, add_special_tokens=add_special_tokens)
+        if _is_short(texts):
+            return [encode(text) for text in texts]
         return await self._run(lambda: [encode(text) for text in texts])
 
     async def encode_chat(self, messages: ChatMessages, style: ChatStyle = NEXT_MESSAGE) -> list[int]:
@@ -209,6 +224,8 @@ class TokenizerPool:
         chars = sum(len(m["content"]) for m in messages if isinstance(m.get("content"), str))
         if self._max_chars is not None and chars > self._max_chars:
             raise too_long(f"{chars} characters", self.max_model_len, "messages")
+        if _is_short([value for message in messages for value in message.values()]):
+            return self.tokenizer.encode_chat(messages, style)
         return await self._run(lambda: self.tokenizer.encode_chat(messages, style))
 
     async def spell(self, ids: Sequence[int]) -> str:
@@ -240,6 +257,16 @@ class TokenizerPool:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
             self._waiting -= 1
+
+
+def _is_short(values: Iterable[object]) -> bool:
+    """Whether all of `values` are texts that together take less time than going to a thread."""
+    chars = 0
+    for value in values:
+        chars += len(value) + TEXT_CHARS if isinstance(value, str) else INLINE_CHARS
+        if chars >= INLINE_CHARS:
+            return False
+    return True
 
 
 def too_long(what: str, max_model_len: int, param: str) -> ContextLengthExceeded:

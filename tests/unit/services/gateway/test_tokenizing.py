@@ -1,19 +1,43 @@
 """The model's own tokenizer and chat template, and the errors they end in."""
 
 from pathlib import Path
+from threading import get_ident
 
 import pytest
 from tokenizers.processors import TemplateProcessing
 
 from common.errors import ConfigError, ContextLengthExceeded, InvalidRequest
 from services.gateway.token_bytes import token_bytes
-from services.gateway.tokenizing import ChatStyle, ModelTokenizer, TokenizerPool
+from services.gateway.tokenizing import (
+    INLINE_CHARS,
+    NEXT_MESSAGE,
+    ChatMessages,
+    ChatStyle,
+    ModelTokenizer,
+    TokenizerPool,
+)
 from tests.support.tiny_models import make_tokenizer
 
 STRICT = (
     "{% if messages[0]['role'] != 'user' %}{{ raise_exception('the first message must be the user\\'s') }}"
     "{% endif %}{{ messages[0]['content'] }}"
 )
+
+
+class ThreadNoting(ModelTokenizer):
+    """Knows in which threads it worked."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.threads: list[int] = []
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.threads.append(get_ident())
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_chat(self, messages: ChatMessages, style: ChatStyle = NEXT_MESSAGE) -> list[int]:
+        self.threads.append(get_ident())
+        return super().encode_chat(messages, style)
 
 
 def directory(path: Path, template: str | None = None) -> Path:
@@ -80,6 +104,45 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(tmp_path
     with pytest.raises(ContextLengthExceeded):
         await pool.encode_chat([{"role": "user", "content": "x" * 1_000_000}])
     pool.close()
+
+
+@pytest.mark.parametrize(
+    ("texts", "inline"),
+    [
+        (["short"], True),
+        (["a", "b"], True),
+        (["x" * INLINE_CHARS], False),
+        (["x"] * 100, False),  # each costs something
+    ],
+)
+async def test_only_short_texts_are_tokenized_on_the_event_loop(
+    tmp_path: Path, texts: list[str], inline: bool
+) -> None:
+    tokenizer = ThreadNoting(directory(tmp_path))
+    pool = TokenizerPool(tokenizer, max_model_len=10_000)
+    assert await pool.encode(texts) == [tokenizer.encode(text) for text in texts]
+    assert (tokenizer.threads[0] == get_ident()) is inline
+    messages = [{"role": "user", "content": text} for text in texts]
+    tokenizer.threads.clear()
+    assert await pool.encode_chat(messages) == tokenizer.encode_chat(messages)
+    assert (tokenizer.threads[0] == get_ident()) is inline
+    pool.close()
+
+
+async def test_a_message_with_other_things_than_texts_goes_to_a_thread(tmp_path: Path) -> None:
+    tokenizer = ThreadNoting(directory(tmp_path))
+    pool = TokenizerPool(tokenizer, max_model_len=10_000)
+    await pool.encode_chat([{"role": "user", "content": "x", "calls": [{"name": "y"}]}])
+    assert get_ident() not in tokenizer.threads
+    pool.close()
+
+
+def test_a_token_alone_reads_the_same_every_time(tmp_path: Path) -> None:
+    tokenizer = ModelTokenizer(directory(tmp_path))
+    [letter] = tokenizer.encode("q")
+    assert [tokenizer.decode([letter]) for _ in range(3)] == ["q"] * 3
+    assert [tokenizer.decode([2]) for _ in range(2)] == ["", ""]
+    assert tokenizer.decode([letter, letter]) == "qq"
 
 
 def test_both_spellings_of_bytes() -> None:
