@@ -26,7 +26,9 @@ class ChunkNarrator:
 
     def tell(self, batch: Batch, reply: Reply) -> list[bytes]:
         chunks = [chunk for delta in batch for chunk in self._shape.chunks(delta)]
-        self._unfinished -= sum(delta.finish is not None for delta in batch)
+        for delta in batch:
+            if delta.finish is not None:
+                self._unfinished -= 1
         if self._ask.continuous_usage and chunks:
             usage = self._shape.usage_chunk(reply.usage)["usage"]
             for chunk in chunks:

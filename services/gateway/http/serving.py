@@ -144,8 +144,8 @@ async def _stream(
 
     With `scored` prompts, a batch may be too much for the event loop: nothing is pushed.
     """
-    first = await anext(reply)
     stream = EventStream(request, {"X-Request-Id": request[LABEL]})
+    first = await anext(reply)
 
     def push(batch: Batch) -> bool:
         if not stream.free:

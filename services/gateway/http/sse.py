@@ -28,7 +28,8 @@ def named_event(name: str, body: object) -> bytes:
 
 
 class EventStream:
-    """The response of one streamed request. `begin` sends the headers.
+    """The response of one streamed request. `begin` sends the headers; what does not need the first token is
+    done before, so an EventStream is best made before it is known what to send.
 
     `write` waits for the client, `send` never does: it is for a stream that is `free`, which it is between
     the first write and the end, while everything that was written is out.
@@ -46,13 +47,17 @@ class EventStream:
         )
         if request.version >= HttpVersion11:
             self._response.enable_chunked_encoding()
+        self._transport = request.transport
+        """None where the client has gone already; one that goes later leaves it closing."""
+        if self._transport is not None:
+            _hold_little(self._transport)
         self._begun = False
         self._writing = False
 
     @property
     def free(self) -> bool:
         """Whether events can be sent without waiting, and after all that were written before."""
-        transport = self._request.transport
+        transport = self._transport
         return (
             self._begun
             and not self._writing
@@ -66,13 +71,6 @@ class EventStream:
         return self._response
 
     async def begin(self) -> None:
-        transport = self._request.transport
-        if transport is not None:
-            # What the kernel does not take yet waits as one batch. Not 0: TLS takes that for always full.
-            transport.set_write_buffer_limits(high=1, low=0)
-            sock = transport.get_extra_info("socket")
-            if sock is not None:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         await self._response.prepare(self._request)
 
     async def write(self, events: Iterable[bytes]) -> None:
@@ -95,9 +93,8 @@ class EventStream:
         """Send events in one write, as a chunk of our own: aiohttp's way takes a task and a timer."""
         data = b"".join(events)
         if data:
-            transport = self._request.transport
-            assert transport is not None
-            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._response.chunked else data)
+            assert self._transport is not None
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._response.chunked else data)
 
     async def end(self, events: Iterable[bytes]) -> None:
         """Send the last events and close the body."""
@@ -122,5 +119,14 @@ class EventStream:
 
     def cut(self) -> None:
         """Drop the connection; a write that waits fails at once."""
-        if self._request.transport is not None:
-            self._request.transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _hold_little(transport: asyncio.Transport) -> None:
+    """Let neither asyncio nor the kernel take much for a client that does not read."""
+    # What the kernel does not take yet waits as one batch. Not 0: TLS takes that for always full.
+    transport.set_write_buffer_limits(high=1, low=0)
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
