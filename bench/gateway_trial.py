@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.fake.cluster import EchoCluster
-from bench.stream_load import RawStream, StreamRecord, completion_request, connect, finish
+from bench.stream_load import StreamRecord, completion_request, connect, finish
 
 PROMPT = " the cook lifts a small iron pot from the stove and stirs salt into the warm water"
 """Every token of it, and of its repetition, is text of its own: one event per token."""
@@ -73,21 +73,20 @@ async def saturate(cluster: EchoCluster, model: str, streams: int, rate: float, 
 async def delays(cluster: EchoCluster, model: str, streams: int, rate: float, seconds: float) -> Added:
     """`streams` streams at any time, one ending and one beginning in turn, `rate` tokens/s between them.
 
-    The first round fills the slots; the second one is measured, in the steady state.
+    The first round fills the slots; the second one is measured, in the steady state. All connections are
+    open before, as those of a client's pool are.
     """
     step_s = streams / rate
     num_tokens = max(8, round(seconds / step_s))
     await cluster.set_pace(step_s)
     request = completion_request(cluster.url, model, PROMPT, num_tokens)
+    connections = await connect(cluster.url, 2 * streams)
     begun = time.time()
-    rounds: list[list[RawStream]] = [[], []]
-    for number in range(2 * streams):
+    for number, connection in enumerate(connections):
         await asyncio.sleep(begun + number * seconds / streams - time.time())
-        (connection,) = await connect(cluster.url, 1)
         connection.send(request)
-        rounds[number // streams].append(connection)
-    await finish(rounds[0], GRACE_S)
-    records = await finish(rounds[1], 2 * seconds + GRACE_S)
+    await finish(connections[:streams], GRACE_S)
+    records = await finish(connections[streams:], 2 * seconds + GRACE_S)
     emitted = await cluster.take_times()
     if problems := check(records, num_tokens):
         return Added(0.0, 0.0, problems)

@@ -1,60 +1,100 @@
 """A load client for tens of thousands of events a second: raw sockets, and nothing is parsed while it runs.
 
-Every stream is a connection that notes when which bytes came; `StreamRecord.of` reads them afterwards. Times
-are the wall clock's, in s, so that they compare with those of another process on this machine.
+Every stream is a connection that notes when which bytes came; `StreamRecord.of` reads them afterwards. What
+came is what the kernel says is there when it is asked, for all streams at once: a stream does not look late
+because another one was read first. Times are the wall clock's, in s, so that they compare with those of
+another process on this machine.
 """
 
 import asyncio
+import select
+import socket
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import cast
 from urllib.parse import urlsplit
 
 import orjson
 
 CONNECT_TIMEOUT_S = 10.0
+RECEIVE_BYTES = 16 * 1024
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
-class RawStream(asyncio.Protocol):
+class RawStream:
     """One streamed request on a connection of its own. `ended` is done when its last byte came."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[[bytes], int], hang_up: Callable[[], None]) -> None:
         self.sent = 0.0
         self.pieces: list[bytes] = []
         self.times: list[float] = []
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._send = send
+        self._hang_up = hang_up
 
     def send(self, request: bytes) -> None:
-        assert self._transport is not None
+        """Raises OSError when the kernel does not take all of it."""
         self.sent = time.time()
-        self._transport.write(request)
+        if self._send(request) < len(request):
+            raise OSError("the request is longer than the connection takes at once")
 
-    def data_received(self, data: bytes) -> None:
-        self.times.append(time.time())
-        self.pieces.append(data)
-        if data.endswith(_LAST_CHUNK) or (len(data) < len(_LAST_CHUNK) and self._at_end()):
+    def received(self, data: bytes, at: float) -> None:
+        """`data` was there at `at`; b"" is the connection's end."""
+        if data:
+            self.times.append(at)
+            self.pieces.append(data)
+        if not data or data.endswith(_LAST_CHUNK) or (len(data) < len(_LAST_CHUNK) and self._at_end()):
             self.close()
 
-    def connection_lost(self, _: Exception | None) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
-
     def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
+        self._hang_up()
         if not self.ended.done():
             self.ended.set_result(None)
 
     def _at_end(self) -> bool:
         return b"".join(self.pieces[-len(_LAST_CHUNK) :]).endswith(_LAST_CHUNK)
+
+
+class Arrivals:
+    """Asks the kernel which of its streams have bytes, whenever some have, and reads those. Lives as long
+    as one of them is open."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._epoll = select.epoll()
+        self._open: dict[int, tuple[socket.socket, RawStream]] = {}
+        self._loop.add_reader(self._epoll.fileno(), self._look)
+
+    def watch(self, sock: socket.socket) -> RawStream:
+        """The stream on this connection, which is the stream's to close from now on."""
+        sock.setblocking(False)
+        stream = RawStream(sock.send, partial(self._hang_up, sock))
+        self._open[sock.fileno()] = sock, stream
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+        return stream
+
+    def _look(self) -> None:
+        ready = self._epoll.poll(0)
+        now = time.time()
+        for number, _ in ready:
+            sock, stream = self._open[number]
+            try:
+                stream.received(sock.recv(RECEIVE_BYTES), now)
+            except BlockingIOError:
+                continue
+            except OSError:
+                stream.close()
+
+    def _hang_up(self, sock: socket.socket) -> None:
+        if self._open.pop(sock.fileno(), None) is None:
+            return
+        sock.close()
+        if not self._open:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +147,13 @@ def _events(stream: RawStream, at: int) -> list[tuple[float, bytes]]:
 
 async def connect(url: str, count: int) -> list[RawStream]:
     """`count` connections to the server at `url`. Raises OSError, TimeoutError."""
-    loop, parts = asyncio.get_running_loop(), urlsplit(url)
-    streams = []
-    async with asyncio.timeout(CONNECT_TIMEOUT_S + count / 100):
-        for _ in range(count):
-            _, stream = await loop.create_connection(RawStream, parts.hostname or "", parts.port or 80)
-            streams.append(stream)
+    parts = urlsplit(url)
+    address = (parts.hostname or "", parts.port or 80)
+    arrivals, streams = Arrivals(), []
+    for _ in range(count):
+        sock = await asyncio.to_thread(socket.create_connection, address, CONNECT_TIMEOUT_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        streams.append(arrivals.watch(sock))
     return streams
 
 

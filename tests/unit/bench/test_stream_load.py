@@ -24,10 +24,9 @@ END = b"0\r\n\r\n"
 
 
 async def received(pieces: list[bytes]) -> RawStream:
-    stream = RawStream()
-    for piece in pieces:
-        stream.data_received(piece)
-    stream.times = [float(number) for number in range(len(pieces))]
+    stream = RawStream(len, lambda: None)
+    for number, piece in enumerate(pieces):
+        stream.received(piece, float(number))
     return stream
 
 
@@ -72,8 +71,8 @@ def test_wrong_texts_and_counts_are_noticed() -> None:
 
 
 async def test_a_stream_can_be_closed_at_any_time() -> None:
-    stream = RawStream()
+    stream = RawStream(len, lambda: None)
     stream.close()
     stream.close()
-    stream.connection_lost(None)
+    stream.received(b"", 1.0)
     await asyncio.wait_for(stream.ended, 1)
