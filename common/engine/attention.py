@@ -6,7 +6,6 @@ gather, masks) is computed once. Knows nothing of models, of sampling and of who
 """
 
 import math
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -57,7 +56,7 @@ class Step(Protocol):
     def position_ids(self) -> Tensor: ...
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: "AttentionKind"
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind
     ) -> Tensor: ...
 
 
@@ -104,6 +103,15 @@ class PagedPool:
     def clear(self, blocks: Tensor) -> None:
         """Zero whole blocks, all layers."""
         self.tensor.index_fill_(0, blocks, 0)
+
+
+class MakeDecode(Protocol):
+    """Made anew for each step: block tables int64 `[rows, width]`, lengths int64 `[rows]`, all above 0.
+
+    What a table holds behind a row's blocks are numbers of blocks, whichever.
+    """
+
+    def __call__(self, pool: PagedPool, tables: Tensor, lengths: Tensor) -> DecodeAttention: ...
 
 
 @dataclass(slots=True)
@@ -153,13 +161,8 @@ class PagedStep:
     in one call with little padding. `order` gives the packed rows as indices into the plan's rows.
     """
 
-    def __init__(
-        self,
-        pool: PagedPool,
-        rows: Seq[PlanRow],
-        kernel: Callable[[PagedPool, Tensor, Tensor], DecodeAttention] | None = None,
-    ) -> None:
-        """With a `kernel` (paged_decode.MakeDecode) decode rows attend through it."""
+    def __init__(self, pool: PagedPool, rows: Seq[PlanRow], kernel: MakeDecode | None = None) -> None:
+        """With a `kernel` decode rows attend through it."""
         self._pool = pool
         self._kernel = kernel
         self.order = sorted(range(len(rows)), key=lambda i: (rows[i].count == 1, rows[i].start))

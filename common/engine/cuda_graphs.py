@@ -12,10 +12,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from common.engine.attention import PagedPool
+from common.engine.attention import MakeDecode, PagedPool
 from common.engine.decode_step import DecodeInputs, DecodeStep
 from common.engine.loading import LoadedModel
-from common.engine.paged_decode import GatheredDecode, MakeDecode
+from common.engine.paged_decode import GatheredDecode
 from common.engine.runner import PlanRow
 
 _GATHER_LIMIT: Final = 1 << 30

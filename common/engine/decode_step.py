@@ -10,8 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from common.engine.attention import AttentionKind, PagedPool
-from common.engine.paged_decode import MakeDecode
+from common.engine.attention import AttentionKind, MakeDecode, PagedPool
 from common.engine.runner import PlanRow
 from common.engine.staging import staging
 

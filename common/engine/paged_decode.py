@@ -9,31 +9,19 @@ one would lie empty at every sequence's end, and prefixes would be shared and KV
 Knows nothing of models and plans.
 """
 
-from collections.abc import Callable
-from typing import Protocol
-
 import structlog
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from common.engine.attention import AttentionKind, DecodeAttention, PagedPool, additive_mask, explicit
+from common.engine.attention import AttentionKind, MakeDecode, PagedPool, additive_mask, explicit
 from common.kv.layout import KVLayout
 
 _log = structlog.get_logger()
 
 
-class MakeDecode(Protocol):
-    """Made anew for each step: block tables int64 `[rows, width]`, lengths int64 `[rows]`, all above 0.
-
-    What a table holds behind a row's blocks are numbers of blocks, whichever.
-    """
-
-    def __call__(self, pool: PagedPool, tables: Tensor, lengths: Tensor) -> DecodeAttention: ...
-
-
 class GatheredDecode:
-    """The fallback. Reads each row's last block to its end, so what is not written there must be finite."""
+    """See MakeDecode; the fallback. Reads a row's last block to its end: what is unwritten must be finite."""
 
     def __init__(self, pool: PagedPool, tables: Tensor, lengths: Tensor) -> None:
         self._pool = pool
@@ -85,7 +73,7 @@ def find_kernel(pool: PagedPool, heads: int) -> MakeDecode | None:
     return None
 
 
-def why_not(make: Callable[[PagedPool, Tensor, Tensor], DecodeAttention], pool: PagedPool, heads: int) -> str:
+def why_not(make: MakeDecode, pool: PagedPool, heads: int) -> str:
     """Why `make` is not to be used with pools like this one; empty if it does what the fallback does."""
     layout = pool.layout
     shape, device = layout.pool_shape(3), pool.device

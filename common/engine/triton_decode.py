@@ -25,7 +25,7 @@ _LEAST_DOT: Final = 16
 
 
 class TritonDecode:
-    """See paged_decode.MakeDecode. Never reads slots behind a row's last token, nor before its window."""
+    """See attention.MakeDecode. Never reads slots behind a row's last token, nor before its window."""
 
     def __init__(self, pool: PagedPool, tables: Tensor, lengths: Tensor) -> None:
         self._pool = pool
