@@ -1,7 +1,7 @@
 """The block tables of an engine's sequences, kept in step with the block pool and the prefix cache.
 
 Knows a sequence's tokens and blocks, not its place in the schedule: who may take blocks, and at whose
-cost, is the Scheduler's choice.
+cost, is the StepPlanner's choice.
 """
 
 from bisect import bisect_right
@@ -33,7 +33,7 @@ class BlockTables:
     def known(self, seq: Sequence) -> list[BlockId]:
         """Blocks that hold the beginning of `seq` already; not taken yet (see PrefixCache.match).
 
-        None where the prompt's log probabilities are wanted, which only computing it yields.
+        Empty where the prompt's log probabilities are wanted, which only computing it yields.
         """
         if self._cache is None or seq.sampling.prompt_logprobs is not None:
             return []

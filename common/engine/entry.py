@@ -1,6 +1,7 @@
 """A sequence's place in the schedule: its state, its rank, and what its last preemption cost.
 
-Plain state that the Scheduler and its WaitingLine share; what changes it is told in the Scheduler's table.
+Plain state that the Scheduler, its parts and the decode's handoff queue share; what changes it is told in the
+Scheduler's table. Knows nothing of why.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Those who hold blocks: in which order they go, who has to give way, and how much they will grow.
 
-Knows ranks and lengths. Who takes blocks from whom, and what is in a step, is the Scheduler's business.
+Knows ranks and lengths. Who takes blocks from whom, and what is in a step, is the StepPlanner's choice.
 """
 
 from bisect import insort

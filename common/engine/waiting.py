@@ -1,6 +1,6 @@
 """Those who wait for their first blocks: who of them is next, and that nobody waits for ever.
 
-Knows ranks and ages, not blocks and budgets: whether the next one fits is the Scheduler's question.
+Knows ranks and ages, not blocks and budgets: whether the next one fits is its owner's question.
 """
 
 from bisect import bisect_left, insort

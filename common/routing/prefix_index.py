@@ -72,7 +72,10 @@ class PrefixIndex:
         return worker.behind
 
     def apply(self, event: KVEvents) -> None:
-        """Raises MessageInvalid for names that are none; the event then counts as lost."""
+        """Take in one event, or keep it for when those before it are here.
+
+        Raises MessageInvalid for names that are none; the event then counts as lost.
+        """
         worker = self._find(event.ref)
         if worker is None or event.sequence <= worker.applied:
             return
