@@ -119,9 +119,9 @@ class OurEngine:
             np.frombuffer(block, np.uint8)[:] = samples[number % len(samples)]
 
 
-def blocks_needed(layout_block_size: int, sequences: Sequence[tuple[int, int]]) -> int:
+def blocks_needed(block_size: int, sequences: Sequence[tuple[int, int]]) -> int:
     """Blocks of a pool for the largest of some (batch, tokens each), with room to go on."""
-    return max(batch * (-(-tokens // layout_block_size) + 2) for batch, tokens in sequences)
+    return max(batch * (-(-tokens // block_size) + 2) for batch, tokens in sequences)
 
 
 def _random_blocks(layout: KVLayout, seed: int) -> npt.NDArray[np.uint8]:

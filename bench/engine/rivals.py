@@ -25,6 +25,7 @@ class PromptCell:
     tokens: int
     count: int
     higher_is_better = True
+    unit = "tok_s"
 
     @property
     def concurrency(self) -> int:
@@ -43,8 +44,6 @@ class PromptCell:
     def name(self, what: str) -> str:
         return f"prefill_{what}_{self.tokens}"
 
-    unit = "tok_s"
-
 
 @dataclass(frozen=True, slots=True)
 class BatchCell:
@@ -52,6 +51,7 @@ class BatchCell:
 
     batch: int
     higher_is_better = False
+    unit = "ms"
 
     @property
     def concurrency(self) -> int:
@@ -69,8 +69,6 @@ class BatchCell:
 
     def name(self, what: str) -> str:
         return f"decode_{what}_b{self.batch}"
-
-    unit = "ms"
 
 
 RivalCell = PromptCell | BatchCell

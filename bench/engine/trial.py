@@ -32,7 +32,7 @@ class Pair:
         """
         os.sched_setaffinity(0, cores)
         torch.set_num_threads(len(cores))
-        self._runner = TorchRunner(
+        runner = TorchRunner(
             directory,
             dtype="bfloat16",
             device="cpu",
@@ -41,10 +41,10 @@ class Pair:
             threads=len(cores),
             compile_model=not eager,
         )
-        self.mode = self._runner.compile()
-        self._runner.warm_up()
+        self.mode = runner.compile()
+        runner.warm_up()
         self.plain = PlainTransformers(directory)
-        self.ours = OurEngine(self._runner)
+        self.ours = OurEngine(runner)
 
 
 class Trial:
