@@ -226,7 +226,8 @@ class TorchRunner:
         """A token for each row, but for those whose grammar cannot go on."""
         masks, failed = self._matchers.masks(rows)  # on a GPU while it still computes the logits
         result.failed.update(failed)
-        for row, token in zip(rows, sample(logits, rows, self._eos, masks), strict=True):
+        tokens = sample(logits, rows, self._eos, masks, kernels=self._model.uses_kernels)
+        for row, token in zip(rows, tokens, strict=True):
             if row.seq in failed:
                 continue
             if not row.sampling.grammar:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence as Seq
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,17 +25,24 @@ GREEDY_BELOW: Final = 1e-5
 LOWEST: Final = -9999.0
 """What is said for the logarithm of zero, which JSON cannot say."""
 
-_MASK32: Final = 0xFFFFFFFF
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 _MANY: Final = 1024
+_NOT_NUMBERS: Final = -1
 
 
 def sample(
-    logits: Tensor, rows: Seq[PlanRow], eos_token_ids: Seq[int], masks: TokenMasks | None = None
+    logits: Tensor,
+    rows: Seq[PlanRow],
+    eos_token_ids: Seq[int],
+    masks: TokenMasks | None = None,
+    *,
+    kernels: bool = False,
 ) -> list[SampledToken]:
     """One token for each row of float32 `logits` `[rows, vocab]`, which stay as they are.
 
     `masks` say which tokens the grammars of some rows allow; a ban on ending too early gives way to them.
+    With `kernels`, which must be loaded, our operator draws: the same tokens, but for scores that tie within
+    float rounding, in a fraction of the time.
 
     Ties go to the lowest id. Log probabilities are those of the model's own distribution, before bias,
     penalties, temperature and cuts. Raises StepFailed when a row's logits are not numbers.
@@ -46,17 +54,19 @@ def sample(
             _adjust(scores[index], row, eos_token_ids)
     if masks is not None:
         _mask(scores, logits, rows, masks)
-    drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= GREEDY_BELOW]
-    if drawn:
-        noisy = _with_noise(scores[drawn], [rows[i] for i in drawn])
-        scores = scores.index_copy(0, torch.tensor(drawn, device=logits.device), noisy)
-    best = scores.argmax(-1, keepdim=True)
-    # argmax takes a NaN for the largest number, so looking at what it chose is enough.
-    if bool(scores.gather(-1, best).isnan().any()):
+    tokens = _drawn_by_kernel(scores, rows) if kernels else _drawn_by_torch(scores, rows)
+    if min(tokens, default=0) == _NOT_NUMBERS:
         raise StepFailed("the model's logits are not numbers")
-    tokens = [int(token) for token in best.flatten().tolist()]
     logprobs = _logprobs(logits, rows, tokens)
     return [SampledToken(token, logprobs.get(index)) for index, token in enumerate(tokens)]
+
+
+def noise_key(seed: int, choice: int, position: int) -> int:
+    """64 bits that name one draw: SplitMix64 (Steele 2014) chained over the three counters."""
+    key = 0
+    for part in (seed, choice, position):
+        key = _splitmix64(key ^ (part & _MASK64))
+    return key
 
 
 # --- what the request wants of the logits ----------------------------------------------------------
@@ -81,12 +91,12 @@ def _adjust(scores: Tensor, row: PlanRow, eos_token_ids: Seq[int]) -> None:
     """
     s, end, vocab = row.sampling, row.start + row.count, len(scores)
     if s.repetition_penalty != 1.0:
-        seen = _counts(row.tokens[:end], vocab, scores.device) > 0
-        punished = torch.where(scores > 0, scores / s.repetition_penalty, scores * s.repetition_penalty)
-        scores.copy_(torch.where(seen, punished, scores))
+        seen, _ = _counts(row.tokens[:end], scores)
+        said = scores[seen]
+        scores[seen] = torch.where(said > 0, said / s.repetition_penalty, said * s.repetition_penalty)
     if s.presence_penalty or s.frequency_penalty:
-        counts = _counts(row.tokens[row.num_prompt : end], vocab, scores.device)
-        scores -= counts * s.frequency_penalty + (counts > 0) * s.presence_penalty
+        seen, counts = _counts(row.tokens[row.num_prompt : end], scores)
+        scores[seen] -= counts * s.frequency_penalty + s.presence_penalty
     if biased := [pair for pair in s.logit_bias if pair[0] < vocab]:
         ids, biases = zip(*biased, strict=True)
         added = torch.tensor(biases, dtype=scores.dtype, device=scores.device)
@@ -116,12 +126,47 @@ def _octet_table(device: torch.device) -> Tensor:
     return torch.zeros(256, 8).masked_fill_(bits == 0, -math.inf).to(device)
 
 
-def _counts(tokens: Seq[int], vocab: int, device: torch.device) -> Tensor:
-    """How often each token id occurs, `[vocab]`."""
-    return torch.bincount(torch.tensor(tokens, dtype=torch.long), minlength=vocab)[:vocab].to(device)
+def _counts(tokens: Seq[int], like: Tensor) -> tuple[Tensor, Tensor]:
+    """The token ids that occur, of those that `like` `[vocab]` has, and how often each does."""
+    ids, counts = np.unique(np.array(tokens, np.int64), return_counts=True)
+    known = np.searchsorted(ids, len(like))
+    return torch.from_numpy(ids[:known]).to(like.device), torch.from_numpy(counts[:known]).to(like.device)
 
 
 # --- drawing ---------------------------------------------------------------------------------------
+
+
+def _is_greedy(row: PlanRow) -> bool:
+    return row.sampling.temperature < GREEDY_BELOW
+
+
+def _key(row: PlanRow) -> int:
+    return noise_key(row.sampling.seed, row.choice, row.start + row.count)
+
+
+def _drawn_by_kernel(scores: Tensor, rows: Seq[PlanRow]) -> list[int]:
+    """A token for each row, _NOT_NUMBERS for one with a NaN."""
+    tokens: list[int] = torch.ops.galley.draw(
+        scores,
+        [0.0 if _is_greedy(row) else row.sampling.temperature for row in rows],
+        [_signed(_key(row), 64) for row in rows],
+        [row.sampling.top_k for row in rows],
+        [row.sampling.top_p for row in rows],
+        [row.sampling.min_p for row in rows],
+    )
+    return tokens
+
+
+def _drawn_by_torch(scores: Tensor, rows: Seq[PlanRow]) -> list[int]:
+    """A token for each row, _NOT_NUMBERS for one with a NaN."""
+    drawn = [i for i, row in enumerate(rows) if not _is_greedy(row)]
+    if drawn:
+        noisy = _with_noise(scores[drawn], [rows[i] for i in drawn])
+        scores = scores.index_copy(0, torch.tensor(drawn, device=scores.device), noisy)
+    best = scores.argmax(-1, keepdim=True)
+    # argmax takes a NaN for the largest number, so looking at what it chose is enough.
+    best.masked_fill_(scores.gather(-1, best).isnan(), _NOT_NUMBERS)
+    return best.flatten().tolist()
 
 
 def _with_noise(scores: Tensor, rows: Seq[PlanRow]) -> Tensor:
@@ -130,8 +175,7 @@ def _with_noise(scores: Tensor, rows: Seq[PlanRow]) -> Tensor:
     scaled = scores / temperatures[:, None]
     for index, row in enumerate(rows):
         restrict(scaled[index], row.sampling)
-    keys = [noise_key(row.sampling.seed, row.choice, row.start + row.count) for row in rows]
-    return scaled + gumbel_noise(keys, scores.shape[-1], scores.device)
+    return scaled + gumbel_noise([_key(row) for row in rows], scores.shape[-1], scores.device)
 
 
 def restrict(scores: Tensor, sampling: SamplingParams) -> None:
@@ -164,14 +208,6 @@ def _nucleus_edge(scores: Tensor, top_p: float) -> Tensor:
     return best[min(last, count - 1)]
 
 
-def noise_key(seed: int, choice: int, position: int) -> int:
-    """64 bits that name one draw: SplitMix64 (Steele 2014) chained over the three counters."""
-    key = 0
-    for part in (seed, choice, position):
-        key = _splitmix64(key ^ (part & _MASK64))
-    return key
-
-
 def _splitmix64(x: int) -> int:
     x = (x + 0x9E3779B97F4A7C15) & _MASK64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
@@ -185,8 +221,8 @@ def gumbel_noise(keys: Seq[int], vocab: int, device: torch.device) -> Tensor:
     Written as -log(-log1p(-u)): the largest noise, which decides, comes from the smallest u, where
     floating point is finest.
     """
-    low = torch.tensor([_signed32(key) for key in keys], dtype=torch.int32, device=device)[:, None]
-    high = torch.tensor([_signed32(key >> 32) for key in keys], dtype=torch.int32, device=device)[:, None]
+    low = torch.tensor([_signed(key, 32) for key in keys], dtype=torch.int32, device=device)[:, None]
+    high = torch.tensor([_signed(key >> 32, 32) for key in keys], dtype=torch.int32, device=device)[:, None]
     ids = torch.arange(vocab, dtype=torch.int32, device=device) * 0x1E3779B1
     noise = torch.empty(len(keys), vocab, device=device)
     # On a CPU one row at a time, so that its numbers stay in the core's cache.
@@ -211,7 +247,7 @@ def _mix32_(x: Tensor, scratch: Tensor) -> None:
     _xor_shifted_(x, 16, scratch)
     x *= 0x21F0AAAD
     _xor_shifted_(x, 15, scratch)
-    x *= _signed32(0xD35A2D97)
+    x *= _signed(0xD35A2D97, 32)
     _xor_shifted_(x, 15, scratch)
 
 
@@ -222,9 +258,10 @@ def _xor_shifted_(x: Tensor, places: int, scratch: Tensor) -> None:
     x ^= scratch
 
 
-def _signed32(x: int) -> int:
-    """The int32 with the low 32 bits of `x`."""
-    return ((x + (1 << 31)) & _MASK32) - (1 << 31)
+def _signed(x: int, bits: int) -> int:
+    """The signed integer with the low `bits` bits of `x`."""
+    half = 1 << (bits - 1)
+    return ((x + half) & (2 * half - 1)) - half
 
 
 # --- log probabilities -----------------------------------------------------------------------------
