@@ -95,12 +95,17 @@ async def serve_worker(
             http_url=url,
         )
         process.host = WorkerHost(parts, make_duty)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(asyncio.to_thread(runner.compile))
-            try:
-                await process.host.run(context.stopping)
-            finally:
-                runner.stop_compiling()
+        await _serve(process.host, runner, context.stopping)
+
+
+async def _serve(host: WorkerHost, runner: TorchRunner, stopping: asyncio.Event) -> None:
+    """Serve from the first moment on, and have the model compiled beside that."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(asyncio.to_thread(runner.compile))
+        try:
+            await host.run(stopping)
+        finally:
+            runner.stop_compiling()
 
 
 def _is_mode(runner: TorchRunner, mode: EngineMode) -> float:
