@@ -18,12 +18,10 @@ from common.engine.runner import BatchPlan
 from common.engine.scheduler import StepOutput
 from common.engine.sequence import Sequence
 from common.errors import (
-    ControlError,
     ControlTimeout,
     DeadlineExceeded,
     GalleyError,
     KVTransferError,
-    MessageInvalid,
     NoInstance,
     WorkerFailed,
 )
@@ -37,11 +35,9 @@ from common.messages.generation import (
     Abort,
     AbortReason,
     Accepted,
-    DecodeRoute,
     DecodeRouteRequest,
     Job,
     Refused,
-    Rejected,
 )
 from common.messages.handoff import KVHandoff, LeaseGrant
 from common.messages.stream import BoundItem, PrefillStats, TokenLogprobs
@@ -50,12 +46,9 @@ from common.runtime.host import Parts
 from common.runtime.items import finish_item, prompt_items, tokens_item
 from common.runtime.meters import ExportMeter, StepMeter
 from common.runtime.worker import Held, Worker, labels
+from services.prefill.handover import choose_decode, offer
 
 log = structlog.get_logger()
-
-ROUTE_DECODE_S = 0.05
-"""How long the choice of a decode may take before the job's fallback is used (design.md 6)."""
-HANDOFF_ANSWER_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +77,11 @@ class Prefilling(Held):
         if self.sampled:
             return "waiting_for_kv"
         return "prefilling" if self.started else "queued"
+
+    def stats(self, now: float) -> PrefillStats:
+        """What the prompt took, at its first token."""
+        queued = self.started - self.received
+        return PrefillStats(self.seq.num_cached, queued * 1e3, (now - self.started) * 1e3)
 
 
 class PrefillService:
@@ -232,7 +230,7 @@ class PrefillService:
         for output in outputs:
             held = self._by_seq.pop(output.seq.id)
             held.sampled = True
-            stats = self._stats(held)
+            stats = held.stats(self._worker.clock.now())
             self._worker.emit(held.gateway, tokens_item(output, stats))
             if output.finish or held.lease is None:
                 self._worker.emit(held.gateway, finish_item(output))
@@ -240,18 +238,12 @@ class PrefillService:
                 self.end(held)
             else:
                 token = FirstToken(held.key.choice, output.token, output.logprobs)
-                result = FinalResult((token,), stats)
-                self._exporter.finish(held.lease, result)
+                self._exporter.finish(held.lease, FinalResult((token,), stats))
 
     def failed(self, seq: Sequence, error: GalleyError) -> None:
         held = self._by_seq.pop(seq.id, None)
         if held:
             self._worker.fail(self, held, error)
-
-    def _stats(self, held: Prefilling) -> PrefillStats:
-        now, seq = self._worker.clock.now(), held.seq
-        queued = held.started - held.received
-        return PrefillStats(seq.num_cached, queued * 1e3, (now - held.started) * 1e3)
 
     def _lease_gone(self, key: AttemptKey) -> None:
         """A lease has ended that we did not end: its reader has everything, or its time was over."""
@@ -291,7 +283,7 @@ class PrefillService:
                 self._worker.fail(self, held, error)
                 return
             held.decode = decode
-            answer = await self._offer(decode, self._handoff(held, grant))
+            answer = await offer(self._worker.bus, decode, self._handoff(held, grant))
             if isinstance(answer, Accepted):
                 self._worker.emit(held.gateway, BoundItem(held.key, decode))
                 return
@@ -305,45 +297,14 @@ class PrefillService:
             (full if is_full else gone).append(decode)
 
     async def _choose(self, held: Prefilling, exclude: tuple[InstanceRef, ...]) -> InstanceRef | None:
-        """The router's choice; the job's fallback when no router answers in time."""
-        worker, fallback = self._worker, held.job.decode
         request = DecodeRouteRequest(
             held.key,
-            worker.me,
+            self._worker.me,
             len(held.seq.tokens),
             held.job.sampling.max_tokens - len(held.job.output_ids),
             exclude,
         )
-        try:
-            answer = await worker.bus.request(
-                worker.subjects.route_decode,
-                request,
-                DecodeRoute,
-                Rejected,
-                timeout_s=ROUTE_DECODE_S,
-            )
-        except (ControlError, MessageInvalid):
-            return fallback if fallback not in exclude else None
-        return answer.decode if isinstance(answer, DecodeRoute) else None
-
-    async def _offer(self, decode: InstanceRef, handoff: KVHandoff) -> Accepted | Refused | GalleyError:
-        """The answer to a handoff, offered twice unchanged; or why there is none."""
-        worker = self._worker
-        silence = ControlTimeout("no offer was made")
-        for _ in range(2):
-            try:
-                return await worker.bus.request(
-                    worker.subjects.handoff(decode.instance),
-                    handoff,
-                    Accepted,
-                    Refused,
-                    timeout_s=HANDOFF_ANSWER_S,
-                )
-            except ControlTimeout as error:
-                silence = error
-            except (ControlError, MessageInvalid) as error:
-                return error
-        return silence
+        return await choose_decode(self._worker.bus, request, held.job.decode)
 
     def _handoff(self, held: Prefilling, grant: LeaseGrant) -> KVHandoff:
         job, now = held.job, self._worker.clock.now()
