@@ -16,6 +16,7 @@ from bench.engine.contender import Effort, compare
 from bench.engine.ours import OurEngine, blocks_needed
 from bench.engine.plain import PlainTransformers
 from common.engine.runner_torch import TorchRunner
+from common.runtime.service import settle
 
 BLOCK_SIZE = 16
 
@@ -45,6 +46,7 @@ class Pair:
         runner.warm_up()
         self.plain = PlainTransformers(directory)
         self.ours = OurEngine(runner)
+        settle()  # as a worker does: collections that look through torch are no part of a step
 
 
 class Trial:
