@@ -148,8 +148,8 @@ void attend_all(const bf16* query, const bf16* pool, const Step& step, const gal
                          std::min(begin + galley::kQueries, step.rows[r].count), head});
   at::parallel_for(0, items.size(), 1, [&](int64_t first, int64_t last) {
     const auto scratch = std::make_unique_for_overwrite<galley::Scratch<D>>();
-    for (int64_t i = first; i < last; ++i)
-      galley::attend_tile<D>(query, pool, items[i], i + 1 < last ? &items[i + 1] : nullptr, shape, out, *scratch);
+    galley::Feed<D> feed(pool, &items[first], last - first, shape);
+    for (int64_t i = first; i < last; ++i) galley::attend_tile<D>(query, items[i], feed, shape, out, *scratch);
   });
 }
 
@@ -160,6 +160,7 @@ Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, const
               const Tensor& tables, int64_t layer, double scaling, int64_t window, double softcap) {
   check_operands(query, key, value, pool, rows, tables, layer);
   const int64_t heads = query.size(0), tokens = query.size(1), dim = query.size(2), block_size = pool.size(4);
+  TORCH_CHECK(scaling > 0 && softcap >= 0, "scaling must be positive, softcap not negative");
   const galley::Shape shape{heads, key.size(0), pool.size(2), block_size, tables.size(1), query.stride(1),
                             query.stride(0), static_cast<float>(scaling), static_cast<float>(softcap), window};
   const Step step{reinterpret_cast<const galley::Row*>(rows.const_data_ptr<int32_t>()), rows.size(0),
