@@ -14,6 +14,7 @@ from pathlib import Path
 
 import orjson
 
+from common.engine.sealed import is_sound
 from common.kv.layout import KVLayout
 
 
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
     layout = KVLayout(**arguments.layout)
     target = graph.graph_path(arguments.directory, layout, arguments.cache_dir)
     with kernels.locked(target.with_suffix(".lock")):
-        if not target.is_file():
+        if not is_sound(target):
             with fresh_cache():
                 graph.compile_graph(arguments.directory, layout, target)
     return 0

@@ -27,6 +27,7 @@ from common.engine import kernels
 from common.engine.kernel_step import KernelStep, PagedInputs
 from common.engine.loading import PAGED, LoadedModel, checked_config, register_attention, torch_dtype
 from common.engine.products import use_kernels
+from common.engine.sealed import is_sound, publish
 from common.kv.layout import DType, KVLayout
 
 _MADE_OF: Final = ("graph.py", "kernel_step.py", "loading.py", "products.py")
@@ -49,15 +50,15 @@ class CompileFailed(Exception):
 class CompiledModel:
     """Does what LoadedModel.logits does; made for that model's tensors, which it goes on using."""
 
-    call: Callable[..., Tensor]
+    run: Callable[[list[Tensor]], Tensor]
     vocab_size: int
 
     def logits(self, step: KernelStep, wanted: Tensor) -> Tensor:
         """Float32 logits `[len(wanted), vocab]` of the packed token indices `wanted`."""
         asked = torch.nn.functional.pad(wanted, (0, max(0, 2 - len(wanted))))
         paged = step.inputs
-        out = self.call(step.input_ids, step.position_ids, paged.pool, paged.rows, paged.tables, asked)
-        return out[: len(wanted)]
+        inputs = [step.input_ids, step.position_ids, paged.pool, paged.rows, paged.tables, asked]
+        return self.run(inputs)[: len(wanted)]
 
 
 class GraphCompiler:
@@ -78,7 +79,7 @@ class GraphCompiler:
 
     @property
     def is_cached(self) -> bool:
-        return self.library.is_file()
+        return is_sound(self.library)
 
     def run(self) -> CompiledModel:
         """Blocks until the graph is there (about a minute the first time). Raises CompileFailed."""
@@ -102,8 +103,8 @@ class GraphCompiler:
             with said.open("wb") as errors:
                 code = self._wait(command, errors)
             if code:
-                lines = said.read_text(errors="replace").strip().splitlines() or [f"exit {code}"]
-                raise CompileFailed("stopped" if self._stopped else lines[-1])
+                reason = _error(said.read_text(errors="replace")) or f"exit {code}"
+                raise CompileFailed("stopped" if self._stopped else reason)
 
     def _wait(self, command: list[str], errors: IO[bytes]) -> int:
         """Run the child to its end. Its standard input ends with this process, and it ends with that."""
@@ -120,13 +121,18 @@ class GraphCompiler:
 
     def _load(self) -> CompiledModel:
         try:
-            call = torch._inductor.aoti_load_package(str(self.library))
+            graph = torch.classes.galley.Graph(str(self.library))
             named = _tensors(_Traced(self._model.module))
-            constants = {name: named[name] for name in call.get_constant_fqns()}
-            call.load_constants(constants, check_full_update=True, user_managed=True)
+            graph.use({name: named[name] for name in graph.constants()})
         except (RuntimeError, KeyError, OSError) as error:
             raise CompileFailed(f"{self.library}: {error}") from error
-        return CompiledModel(call, self._model.vocab_size)
+        return CompiledModel(graph.run, self._model.vocab_size)
+
+
+def _error(said: str) -> str:
+    """The line of a program's last words that tells the error: C++ adds its stack."""
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith((" ", "frame #"))]
+    return lines[-1] if lines else ""
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
@@ -173,7 +179,7 @@ def compile_graph(directory: Path, layout: KVLayout, target: Path) -> None:
                 package_path=str(scratch),
                 inductor_configs=_INDUCTOR,
             )
-            scratch.rename(target)
+            publish(scratch, target)
         finally:
             scratch.unlink(missing_ok=True)
 

@@ -20,6 +20,8 @@ import structlog
 import torch
 from torch import Tensor
 
+from common.engine.sealed import is_sound, publish
+
 HEAD_DIMS: Final = (32, 64, 96, 128, 256)
 MOST_GROUP: Final = 16
 """Query heads that may share a KV head."""
@@ -91,20 +93,20 @@ def sources_digest() -> str:
 
 def _build(directory: Path) -> Path:
     library = directory / f"galley-{sources_digest()}.so"
-    if library.is_file():
+    if is_sound(library):
         return library
     program = compiler()
     if program is None:
         raise KernelsUnavailable("there is no C++ compiler: install g++")
     with locked(directory / ".lock"):
-        if library.is_file():
+        if is_sound(library):
             return library
         begin = time.monotonic()
         _log.info("building CPU kernels, once", compiler=program)
         made = library.with_suffix(".building")
         try:
             _compile(program, made)
-            made.rename(library)
+            publish(made, library)
         finally:
             made.unlink(missing_ok=True)
         _log.info("CPU kernels built", seconds=round(time.monotonic() - begin, 1))

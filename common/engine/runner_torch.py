@@ -166,6 +166,7 @@ class TorchRunner:
         if self._compiler is not None and self._compiled is None:
             try:
                 self._compiled = self._compiler.run()
+                _log.info("the model runs compiled", graph=self._compiler.library.name)
             except CompileFailed as error:
                 _log.warning("the model is run without being compiled", reason=str(error))
         return self.mode

@@ -61,8 +61,18 @@ def test_built_once_then_found(machine: Machine) -> None:
     library = machine.cache / "kernels" / f"galley-{kernels.sources_digest()}.so"
     assert machine.loaded == [library, library]
     assert library.read_text() == "library\n"
-    assert machine.left == [library.name]
+    assert machine.left == [library.name, f"{library.name}.digest"]
     assert machine.compilations == 1
+
+
+@pytest.mark.parametrize("damage", ["librar", "", "library?"])
+def test_a_damaged_library_is_built_again(machine: Machine, damage: str) -> None:
+    load_kernels(machine.cache)
+    library = machine.loaded[0]
+    library.write_text(damage)
+    load_kernels(machine.cache)
+    assert library.read_text() == "library\n"
+    assert machine.compilations == 2
 
 
 def test_not_loaded_twice(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +133,8 @@ def test_what_a_killed_build_left_is_overwritten(machine: Machine) -> None:
     (machine.cache / "kernels").mkdir(parents=True)
     (machine.cache / "kernels" / f"galley-{kernels.sources_digest()}.building").write_text("half a libr")
     load_kernels(machine.cache)
-    assert machine.left == [machine.loaded[0].name]
+    name = machine.loaded[0].name
+    assert machine.left == [name, f"{name}.digest"]
 
 
 def test_a_failing_compiler_is_quoted(machine: Machine) -> None:
