@@ -53,7 +53,8 @@ def test_bfloat16_answers_a_question(directory: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(directory)
     chat = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
-    runner = TorchRunner(directory, num_blocks=64)
+    # As it is: in float32 "L" is only 0.1 behind "The" as the first token, less than bfloat16 logits resolve.
+    runner = TorchRunner(directory, num_blocks=64, compile_model=False)
     runner.warm_up()
     assert runner.layout.dtype == "bfloat16"
     driver = Driver(runner)
