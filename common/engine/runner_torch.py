@@ -91,13 +91,8 @@ class TorchRunner:
         self._weights = f"{model_files.weights_fingerprint(directory)}-{self._model.dtype}"
         self._layout = _layout_of(self._model, block_size)
         if num_blocks is None:
-            num_blocks = num_blocks_for(
-                self._layout,
-                available_memory() if device == "cpu" else torch.cuda.mem_get_info(device)[0],
-                memory_fraction=memory_fraction,
-                max_num_seqs=max_num_seqs,
-                max_model_len=self._max_model_len,
-                limit=CPU_POOL_LIMIT if device == "cpu" else 1 << 62,
+            num_blocks = _fitting_blocks(
+                self._layout, device, memory_fraction, max_num_seqs, self._max_model_len
             )
         self._on_gpu = device != "cpu"
         # One block more for CUDA graphs, whose padding has to write somewhere.
@@ -323,6 +318,19 @@ def _context(directory: Path, wanted: int | None) -> int:
     if not 2 <= wanted <= allowed:
         raise ConfigError(f"max_model_len: {wanted} is not between 2 and the model's own {allowed}")
     return wanted
+
+
+def _fitting_blocks(layout: KVLayout, device: str, fraction: float, num_seqs: int, length: int) -> int:
+    """How many blocks `fraction` of the free memory holds, as TorchRunner says. Raises ConfigError."""
+    on_cpu = device == "cpu"
+    return num_blocks_for(
+        layout,
+        available_memory() if on_cpu else torch.cuda.mem_get_info(device)[0],
+        memory_fraction=fraction,
+        max_num_seqs=num_seqs,
+        max_model_len=length,
+        limit=CPU_POOL_LIMIT if on_cpu else 1 << 62,
+    )
 
 
 def _layout_of(model: LoadedModel, block_size: int) -> KVLayout:
