@@ -178,6 +178,13 @@ class KVMismatch(KVTransferError):
     """Layout or weights of the two sides differ; these two instances must not be paired."""
 
 
+class KVPoolUnavailable(GalleyError):
+    """The shared KV pool cannot be reached or does not answer in time: go on without it and recompute."""
+
+    status = 503
+    retryable = True
+
+
 # --- engine and set-up ---------------------------------------------------------------------------
 
 
