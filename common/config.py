@@ -192,7 +192,7 @@ class EngineSettings(ModelSettings):
     )
     threads: PositiveInt | None = Field(default=None, description="threads of the model; else one a core")
     compile_model: bool = Field(
-        default=False, description="compile the model in the background and then run it so, where that works"
+        default=True, description="compile the model in the background and then run it so, where that works"
     )
     deterministic: bool = Field(
         default=False, description="the same bits for a request whatever shares its batch; slower to start"

@@ -144,8 +144,8 @@ def cpu_features() -> set[str]:
     return set(flags.split()) if os.uname().machine == "x86_64" else set()
 
 
-def _linear_shape(x: Tensor, packed: Tensor, bias: Tensor | None, n: int) -> Tensor:  # noqa: ARG001
-    return x.new_empty(*x.shape[:-1], n)
+def _linear_shape(x: Tensor, packed: Tensor, bias: Tensor | None, n: int, unrounded: bool) -> Tensor:  # noqa: ARG001
+    return x.new_empty(*x.shape[:-1], n, dtype=torch.float32 if unrounded else x.dtype)
 
 
 def _attend_shape(query: Tensor, *_others: object) -> Tensor:

@@ -124,7 +124,7 @@ def _load(settings: EngineSettings) -> TorchRunner:
         max_model_len=settings.max_model_len,
         threads=settings.threads,
         cache_dir=settings.cache_path,
-        compile_model=settings.compile_model or settings.deterministic,
+        compile_model=settings.compile_model,
         deterministic=settings.deterministic,
     )
     seconds = runner.warm_up()

@@ -49,12 +49,15 @@ def test_tokens_equal_those_of_generate(directory: Path, text: list[int]) -> Non
         assert driver.run(texts, NUM_OUTPUT, chunk) == expected
 
 
-def test_bfloat16_answers_a_question(directory: Path) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_bfloat16_answers_a_question(directory: Path, compiled: bool) -> None:
+    """In float32 "L" is only 0.1 behind "The" as the first token, less than bfloat16 logits resolve."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     chat = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
-    # As it is: in float32 "L" is only 0.1 behind "The" as the first token, less than bfloat16 logits resolve.
-    runner = TorchRunner(directory, num_blocks=64, compile_model=False)
+    runner = TorchRunner(directory, num_blocks=64, compile_model=compiled)
+    if compiled:
+        runner.compile()
     runner.warm_up()
     assert runner.layout.dtype == "bfloat16"
     driver = Driver(runner)

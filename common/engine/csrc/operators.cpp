@@ -54,8 +54,9 @@ Tensor pack(const Tensor& weight) {
                        at::TensorOptions(at::kBFloat16));
 }
 
-// x [..., k] with a packed weight of n outputs; bias float32 [panels * 32].
-Tensor linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t n) {
+// x [..., k] with a packed weight of n outputs; bias float32 [panels * 32]. The sums are float32, and rounded to
+// bfloat16 unless `unrounded`.
+Tensor linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t n, bool unrounded) {
   check_bfloat16(x, "x");
   const Tensor input = x.contiguous();
   check_bfloat16(packed, "packed");
@@ -68,12 +69,18 @@ Tensor linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>
               "bias must be float32 [", panels * galley::kPanel, "]");
   auto shape = input.sizes().vec();
   shape.back() = n;
-  Tensor out = at::empty(shape, input.options());
+  Tensor out = at::empty(shape, input.options().dtype(unrounded ? at::kFloat : at::kBFloat16));
   const float* biases = bias ? bias->const_data_ptr<float>() : nullptr;
   const int64_t rows = input.numel() / k;
-  at::parallel_for(0, panels, kPanelsPerTask, [&](int64_t first, int64_t last) {
-    galley::multiply(bits(input), rows, bits(packed), pairs, biases, writable(out), n, first, last);
-  });
+  const auto fill = [&](auto* sums) {
+    at::parallel_for(0, panels, kPanelsPerTask, [&](int64_t first, int64_t last) {
+      galley::multiply(bits(input), rows, bits(packed), pairs, biases, sums, n, first, last);
+    });
+  };
+  if (unrounded)
+    fill(out.mutable_data_ptr<float>());
+  else
+    fill(writable(out));
   return out;
 }
 
@@ -184,7 +191,7 @@ Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, const
 
 TORCH_LIBRARY(galley, library) {
   library.def("pack(Tensor weight) -> Tensor");
-  library.def("linear(Tensor x, Tensor packed, Tensor? bias, int n) -> Tensor");
+  library.def("linear(Tensor x, Tensor packed, Tensor? bias, int n, bool unrounded) -> Tensor");
   library.def(
       "attend(Tensor query, Tensor key, Tensor value, Tensor pool, Tensor rows, Tensor tables, int layer, "
       "float scaling, int window, float softcap) -> Tensor");

@@ -40,10 +40,19 @@ struct Panel {
   __mmask32 stored;  // which outputs exist
 };
 
+// Thirty-two sums of one row, as they are or rounded to bfloat16.
+inline void store(float* out, __mmask32 stored, __m512 low, __m512 high) {
+  _mm512_mask_storeu_ps(out, (__mmask16)stored, low);
+  _mm512_mask_storeu_ps(out + 16, (__mmask16)(stored >> 16), high);
+}
+inline void store(bf16* out, __mmask32 stored, __m512 low, __m512 high) {
+  _mm512_mask_storeu_epi16(out, stored, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
+
 // R rows with one panel. `next` is asked for meanwhile, `stride` bytes per pair: the tiles that share a panel
 // share out the next one among them, so that the memory is never idle.
-template <int R>
-void multiply_tile(const bf16* x, const Panel& panel, bf16* out, int64_t n, const char* next, int64_t stride) {
+template <class Out, int R>
+void multiply_tile(const bf16* x, const Panel& panel, Out* out, int64_t n, const char* next, int64_t stride) {
   const int64_t k = 2 * panel.pairs;
   __m512 low[R], high[R];
 #pragma GCC unroll 12
@@ -65,21 +74,23 @@ void multiply_tile(const bf16* x, const Panel& panel, bf16* out, int64_t n, cons
     }
   }
 #pragma GCC unroll 12
-  for (int r = 0; r < R; ++r)
-    _mm512_mask_storeu_epi16(out + r * n, panel.stored, (__m512i)_mm512_cvtne2ps_pbh(high[r], low[r]));
+  for (int r = 0; r < R; ++r) store(out + r * n, panel.stored, low[r], high[r]);
 }
 
-using Tile = void (*)(const bf16*, const Panel&, bf16*, int64_t, const char*, int64_t);
+template <class Out>
+using Tile = void (*)(const bf16*, const Panel&, Out*, int64_t, const char*, int64_t);
 
-template <int... R>
-constexpr std::array<Tile, sizeof...(R)> tiles_of(std::integer_sequence<int, R...>) {
-  return {multiply_tile<R + 1>...};
+template <class Out, int... R>
+constexpr std::array<Tile<Out>, sizeof...(R)> tiles_of(std::integer_sequence<int, R...>) {
+  return {multiply_tile<Out, R + 1>...};
 }
-inline constexpr auto kTiles = tiles_of(std::make_integer_sequence<int, kTile>());
+template <class Out>
+inline constexpr auto kTiles = tiles_of<Out>(std::make_integer_sequence<int, kTile>());
 
 // x [rows, 2 * pairs] with panels [first, last) of the packed weights, into out [rows, n]; all contiguous.
-inline void multiply(const bf16* x, int64_t rows, const bf16* packed, int64_t pairs, const float* bias, bf16* out,
-                     int64_t n, int64_t first, int64_t last) {
+template <class Out>
+void multiply(const bf16* x, int64_t rows, const bf16* packed, int64_t pairs, const float* bias, Out* out, int64_t n,
+              int64_t first, int64_t last) {
   for (int64_t base = 0; base < rows; base += kRowBlock) {
     const int64_t block = std::min(kRowBlock, rows - base), tiles = (block + kTile - 1) / kTile;
     for (int64_t p = first; p < last; ++p) {
@@ -90,7 +101,7 @@ inline void multiply(const bf16* x, int64_t rows, const bf16* packed, int64_t pa
       int64_t row = base;
       for (int64_t t = 0; t < tiles; ++t) {
         const int64_t count = (base + block - row) / (tiles - t);
-        kTiles[count - 1](x + row * 2 * pairs, panel, out + row * n + p * kPanel, n, next + bytes / tiles * t,
+        kTiles<Out>[count - 1](x + row * 2 * pairs, panel, out + row * n + p * kPanel, n, next + bytes / tiles * t,
                           kPanelPair / tiles);
         row += count;
       }

@@ -34,11 +34,11 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 # --- products --------------------------------------------------------------------------------------
 
 
-def product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, unrounded: bool = False) -> Tensor:
     if bias is not None:
         bias = torch.nn.functional.pad(bias, (0, -len(bias) % 32))
     packed = torch.ops.galley.pack(weight)
-    out: Tensor = torch.ops.galley.linear(inputs, packed, bias, len(weight))
+    out: Tensor = torch.ops.galley.linear(inputs, packed, bias, len(weight), unrounded)
     return out
 
 
@@ -52,10 +52,13 @@ def test_products_are_right_to_rounding(n: int, k: int, with_bias: bool) -> None
     sums = inputs.double().abs() @ weight.double().abs().T
     if bias is not None:
         exact, sums = exact + bias, sums + bias.abs()
-    allowed = ROUNDING * exact.abs() + k * FLOAT32 * sums + 1e-30
+    summed = k * FLOAT32 * sums + 1e-30
     for rows in (*range(1, 51), 239, 240, 241, 300):
         error = (product(inputs[:rows], weight, bias).double() - exact[:rows]).abs()
-        assert (error <= allowed[:rows]).all(), rows
+        assert (error <= summed[:rows] + ROUNDING * exact[:rows].abs()).all(), rows
+        whole = product(inputs[:rows], weight, bias, unrounded=True)
+        assert whole.dtype == torch.float32
+        assert ((whole.double() - exact[:rows]).abs() <= summed[:rows]).all(), rows
 
 
 @pytest.mark.parametrize("n", [33, 320])
@@ -96,19 +99,19 @@ def test_wrong_operands_of_products_are_refused() -> None:
             torch.ops.galley.pack(wrong)
     linear = torch.ops.galley.linear
     with pytest.raises(RuntimeError, match="x must be bfloat16"):
-        linear(inputs.float(), packed, None, 40)
+        linear(inputs.float(), packed, None, 40, False)
     with pytest.raises(RuntimeError, match="x has 62 inputs, the weight 64"):
-        linear(inputs[:, :62], packed, None, 40)
+        linear(inputs[:, :62], packed, None, 40, False)
     for outputs in (32, 65, 0, -1):
         with pytest.raises(RuntimeError, match="no weight of"):
-            linear(inputs, packed, None, outputs)
+            linear(inputs, packed, None, outputs, False)
     with pytest.raises(RuntimeError, match="packed must be"):
-        linear(inputs, packed.float(), None, 40)
+        linear(inputs, packed.float(), None, 40, False)
     with pytest.raises(RuntimeError, match="packed must be"):
-        linear(inputs, weight, None, 40)
+        linear(inputs, weight, None, 40, False)
     for wrong in (bias[:40], bias.double(), torch.zeros(128)[::2]):
         with pytest.raises(RuntimeError, match="bias must be"):
-            linear(inputs, packed, wrong, 40)
+            linear(inputs, packed, wrong, 40, False)
 
 
 # --- attention -------------------------------------------------------------------------------------
