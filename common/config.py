@@ -201,6 +201,12 @@ class EngineSettings(ModelSettings):
         default="", description="cores to stay on, as taskset -c writes them: 0,2-3; empty is all"
     )
     kv_timeout_s: Seconds = Field(default=10, description="longest silence of a KV peer, in s")
+    kv_compression: Literal["none", "fp8", "int8"] = Field(
+        default="none", description="how KV travels; not none is half the bytes, with some loss"
+    )
+    node: str = Field(default="", description="name of the machine, for routing; else its host name")
+    rack: str = Field(default="", description="name of the machine's rack, for routing")
+    zone: str = Field(default="", description="name of its zone or data centre, for routing")
     require_transport: str = Field(
         default="", description="refuse to start unless KV travels over this, e.g. cuda_ipc"
     )

@@ -15,11 +15,15 @@ from common.engine.prefill_rate import PrefillRate
 from common.engine.runner import BatchPlan, StepExecutor
 from common.engine.scheduler import Scheduler, StepOutput
 from common.engine.sequence import Sequence
+from common.engine.step_times import StepTimes
 from common.errors import GalleyError, StepFailed, WorkerFailed
 from common.ids import SequenceId
 from common.messages.stream import TokenLogprobs
 
 log = structlog.get_logger()
+
+_NEWEST = 0.1
+"""What the last sequence that ended counts in the mean residence: the last ten or so make it."""
 
 
 class EngineSink(Protocol):
@@ -87,6 +91,9 @@ class Engine:
         self._closing = False
         self.last_step_ms = 0.0
         """Duration of the last step, executor's queue included; 0 before the first."""
+        self.step_times = StepTimes()
+        self.residence_s = 0.0
+        """How long sequences that finished lately had held blocks here, on average; 0 before the first."""
         scheduler.pool.on_free(self._wake.set)
 
     def add(self, seq: Sequence) -> None:
@@ -94,6 +101,8 @@ class Engine:
         if self._closing:
             raise WorkerFailed("the engine is closed")
         self.scheduler.add(seq)
+        if seq.blocks:
+            seq.admitted = self._clock.now()
         self._wake.set()
 
     def abort(self, seq_id: SequenceId) -> bool:
@@ -127,9 +136,10 @@ class Engine:
             self._sink.failed(seq, WorkerFailed("the engine was closed"))
 
     async def _step(self, plan: BatchPlan) -> None:
-        for seq in self.scheduler.admitted:
-            self._sink.started(seq)
         begun = self._clock.now()
+        for seq in self.scheduler.admitted:
+            seq.admitted = begun
+            self._sink.started(seq)
         try:
             result = await self._executor.execute(plan)
         except StepFailed as error:
@@ -140,6 +150,7 @@ class Engine:
         seconds = self._clock.now() - begun
         self.last_step_ms = seconds * 1e3
         self._rate.observe(plan, seconds)
+        self.step_times.observe(plan, seconds)
         self._sink.executed(plan)
         rows = [(row, self.scheduler.find(row.seq)) for row in plan.rows]
         outputs = self.scheduler.complete(plan, result)
@@ -153,4 +164,12 @@ class Engine:
             if logprobs := result.scored.get(computed.id):
                 self._sink.scored(computed, row.scored.start, logprobs)
         if outputs:
+            self._note_residence(outputs)
             self._sink.stepped(outputs)
+
+    def _note_residence(self, outputs: Seq[StepOutput]) -> None:
+        now = self._clock.now()
+        for output in outputs:
+            if output.finish is not None and output.seq.admitted is not None:
+                seconds = now - output.seq.admitted
+                self.residence_s += _NEWEST * (seconds - self.residence_s) if self.residence_s else seconds

@@ -18,10 +18,10 @@ class Sequence:
 
     `num_prompt` counts the request's own prompt tokens: output index 0 is tokens[num_prompt], also for a
     resumed attempt, whose earlier output is part of `tokens` from the start. `num_cached` is how many
-    tokens the prefix cache gave at first admission. `hand_over` ends the sequence here after one
-    sampled token, for a decode instance to go on. `arrival` and `deadline` are on this process's clock;
-    arrival is when the request reached the gateway, so age survives re-routing, and `slo.ttft_s` counts
-    from there.
+    tokens the prefix cache gave at admission, and `admitted` when it last got its first blocks. `hand_over`
+    ends the sequence here after one sampled token, for a decode instance to go on. All times are on this
+    process's clock; arrival is when the request reached the gateway, so age survives re-routing, and
+    `slo.ttft_s` counts from there.
     """
 
     id: SequenceId
@@ -37,6 +37,7 @@ class Sequence:
     hand_over: bool = False
     num_computed: int = 0
     num_cached: int = 0
+    admitted: float | None = None
     blocks: list[BlockId] = field(default_factory=list)
 
     @property

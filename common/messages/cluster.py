@@ -21,7 +21,11 @@ class InstanceInfo:
     """Who an instance is. `versions` is the [lowest, highest] message version it speaks.
 
     `fingerprint` covers KV layout and weights: only equal ones are paired. `max_model_len` counts prompt +
-    output tokens. Fields that a role does not have are empty.
+    output tokens. `step_tokens` is the most tokens that one step computes, `chunk_tokens` the most of one
+    prompt, `max_num_seqs` the most sequences; `token_bytes` is the KV of one token. `node`, `rack` and `zone`
+    say where it stands, `kv_gbps` what KV did in its test of itself, in 1e9 bytes/s. `names_blocks`, of a
+    router, is how many of a prompt's first blocks gateways should name in a RouteRequest. Fields that a role
+    does not have are empty.
     """
 
     ref: InstanceRef
@@ -35,11 +39,36 @@ class InstanceInfo:
     num_blocks: int = 0
     draining: bool = False
     ready: bool = True
+    step_tokens: int = 0
+    chunk_tokens: int = 0
+    max_num_seqs: int = 0
+    token_bytes: int = 0
+    node: str = ""
+    rack: str = ""
+    zone: str = ""
+    kv_gbps: float = 0.0
+    names_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a step takes: base_s + token_s * its tokens + context_s * the sum over tokens of their context.
+
+    Fitted by the worker to its own steps (engine/step_times.py); all 0 before there were some.
+    """
+
+    base_s: float = 0.0
+    token_s: float = 0.0
+    context_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What a worker holds right now. Tokens are KV tokens still to compute (queued) or held (running)."""
+    """What a worker holds right now. Tokens are KV tokens still to compute (queued) or held (running).
+
+    `waiting_tokens` are those of `queued_tokens` that will be pulled and not computed. `residence_s` is how
+    long a sequence that decoded here has lately held its blocks, on average; 0 before the first.
+    """
 
     requests_queued: int = 0
     requests_running: int = 0
@@ -48,6 +77,9 @@ class LoadReport:
     running_tokens: int = 0
     free_blocks: int = 0
     step_ms: float = 0.0
+    waiting_tokens: int = 0
+    cost: StepCost = StepCost()
+    residence_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

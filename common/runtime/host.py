@@ -5,6 +5,7 @@ its runner, executor, transports and clock. Knows nothing of sockets, torch and 
 """
 
 import asyncio
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -52,7 +53,7 @@ class HostedDuty(Duty, EngineSink, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a worker is made of. `fingerprint` covers KV layout and weights."""
+    """What a worker is made of. `fingerprint` covers KV layout and weights, `kv_gbps` is the self-test's."""
 
     ref: InstanceRef
     settings: EngineSettings
@@ -64,6 +65,7 @@ class Parts:
     transport: KVTransport
     metrics: WorkerMetrics
     http_url: str
+    kv_gbps: float = 0.0
 
     @property
     def fingerprint(self) -> str:
@@ -132,17 +134,26 @@ class WorkerHost:
 
 
 def _info(parts: Parts) -> InstanceInfo:
-    runner = parts.runner
+    runner, settings = parts.runner, parts.settings
+    whole_prompts = settings.policy == "prefill_first"
     return InstanceInfo(
         ref=parts.ref,
-        role=parts.settings.role,
+        role=settings.role,
         versions=(MESSAGE_VERSION, MESSAGE_VERSION),
         http_url=parts.http_url,
-        model=parts.settings.model_name,
+        model=settings.model_name,
         fingerprint=parts.fingerprint,
         max_model_len=runner.max_model_len,
         block_size=runner.layout.block_size,
         num_blocks=runner.buffer.num_blocks,
+        step_tokens=settings.max_num_batched_tokens,
+        chunk_tokens=0 if whole_prompts else settings.chunk_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        token_bytes=runner.layout.block_bytes // runner.layout.block_size,
+        node=settings.node or socket.gethostname(),
+        rack=settings.rack,
+        zone=settings.zone,
+        kv_gbps=parts.kv_gbps,
     )
 
 

@@ -77,7 +77,8 @@ async def serve_worker(
         async with asyncio.TaskGroup() as tasks:
             loading = tasks.create_task(asyncio.to_thread(_load, settings))
             opening = tasks.create_task(open_ucx(settings, metrics))
-        runner, transport = loading.result(), wrap_transport(opening.result())
+        runner, ucx = loading.result(), opening.result()
+        transport = wrap_transport(ucx)
         stack.push_async_callback(transport.close)
         process.runner = runner
         for mode in ENGINE_MODES:
@@ -99,6 +100,7 @@ async def serve_worker(
             transport=transport,
             metrics=metrics,
             http_url=url,
+            kv_gbps=ucx.gbps,
         )
         process.host = WorkerHost(parts, make_duty)
         await _serve(process, process.host, runner, context.stopping)

@@ -234,6 +234,8 @@ class UcxTransport:
         self._progress = _Progress(self._worker, options.progress_mode == "polling")
         self._host = host
         self._name = name
+        self.gbps = 0.0
+        """What the self-test of this machine saw, in 1e9 bytes/s; 0 where it did not pass."""
         self._loop = asyncio.get_running_loop()
         self._listener: Any = None
         self._on_endpoint: OnEndpoint | None = None
@@ -368,4 +370,6 @@ async def open_ucx(settings: EngineSettings, metrics: WorkerMetrics) -> UcxTrans
         raise ConfigError(f"require_transport is {wanted}, but KV would go over {test.transport}")
     _log.info("UCX self-test", transport=test.transport, gbps=round(test.gbps, 2), options=test.options)
     metrics.kv_transfer_gbps(test.transport).set(test.gbps)
-    return UcxTransport(test.options, settings.reachable_host, test.transport)
+    transport = UcxTransport(test.options, settings.reachable_host, test.transport)
+    transport.gbps = test.gbps
+    return transport

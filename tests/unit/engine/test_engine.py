@@ -91,6 +91,8 @@ def test_words_come_in_order_and_time_is_the_step_s() -> None:
             engine.add(make_sequence(1, [5] * 20, greedy(2)))
             await sink.end(1).wait()
             assert engine.last_step_ms == pytest.approx(10.0)
+            assert engine.residence_s == pytest.approx(0.03)
+            assert engine.step_times.cost().base_s == pytest.approx(0.01, rel=0.1)
         assert sink.heard == [
             ("started", 1, 2),
             ("progressed", 1, 16),
