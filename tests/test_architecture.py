@@ -34,6 +34,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "common.engine.attention",
         "common.engine.sampler",
         "common.engine.loading",
+        "common.engine.kv_codecs",
         "common.engine.kernels",
         "common.engine.kernel_step",
         "common.engine.products",

@@ -11,6 +11,7 @@ from typing import Protocol
 from common.errors import GalleyError
 from common.ids import BlockId, SequenceId
 from common.kv.buffer import KVBuffer
+from common.kv.codec import Codecs
 from common.kv.layout import KVLayout
 from common.messages.generation import SamplingParams
 from common.messages.stream import TokenLogprobs
@@ -99,6 +100,11 @@ class ModelRunner(Protocol):
 
     @property
     def buffer(self) -> KVBuffer: ...
+
+    @property
+    def kv_codecs(self) -> Codecs:
+        """How blocks of the buffer can be made smaller for the wire, by name; empty where they cannot."""
+        ...
 
     @property
     def max_model_len(self) -> int:

@@ -15,6 +15,7 @@ from typing import Protocol
 from common.engine.runner import BatchPlan, PlanRow, SampledToken, StepResult
 from common.errors import StepFailed
 from common.ids import BlockId
+from common.kv.codec import NO_CODECS
 from common.kv.layout import KVLayout
 from common.messages.generation import SamplingParams
 from common.messages.stream import TokenLogprobs
@@ -130,6 +131,7 @@ class FakeRunner:
         self.model = model
         self.layout = model.layout
         self.buffer = FakeBuffer(num_blocks, model.layout.block_bytes)
+        self.kv_codecs = NO_CODECS
         self.max_model_len = model.max_model_len
         self.eos_token_ids = model.eos_token_ids
         self.vocab_size = model.vocab_size

@@ -25,6 +25,7 @@ from common.engine.cuda_graphs import CudaRecorder, DecodeGraphs, RecordingFaile
 from common.engine.grammar import GrammarCompiler
 from common.engine.graph import CompiledModel, CompileFailed, GraphCompiler
 from common.engine.kernel_step import KernelStep
+from common.engine.kv_codecs import make_codecs
 from common.engine.loading import LoadedModel, load_model, pick_device, torch_dtype
 from common.engine.matchers import Matchers
 from common.engine.paged_decode import find_kernel
@@ -35,6 +36,7 @@ from common.engine.staging import to_device
 from common.errors import ConfigError, InvalidRequest, StepFailed
 from common.ids import BlockId, SequenceId
 from common.kv.buffer import Buffer
+from common.kv.codec import Codecs
 from common.kv.layout import KVLayout
 from common.messages.generation import SamplingParams
 from common.messages.stream import TokenLogprobs
@@ -98,6 +100,7 @@ class TorchRunner:
         # One block more for CUDA graphs, whose padding has to write somewhere.
         self._pool = PagedPool(_allocate(self._layout, num_blocks + self._on_gpu, device), self._layout)
         self._buffer = TorchKVBuffer(self._pool.tensor[:num_blocks], self._layout)
+        self._codecs = make_codecs(self._pool.tensor[:num_blocks], self._layout)
         self._kernel = find_kernel(self._pool, self._model.heads) if self._on_gpu else None
         self._graphs: DecodeGraphs | None = None
         self._compiled: CompiledModel | None = None
@@ -128,6 +131,10 @@ class TorchRunner:
     @property
     def buffer(self) -> "TorchKVBuffer":
         return self._buffer
+
+    @property
+    def kv_codecs(self) -> Codecs:
+        return self._codecs
 
     @property
     def max_model_len(self) -> int:

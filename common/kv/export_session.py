@@ -50,6 +50,7 @@ class ExportPull:
         self._generation = opening.grant.generation
         self._session = session
         self._exporter = session.exporter
+        self._codec = session.exporter.codecs.get(opening.compression)
         self._asked: deque[int] = deque()
         self._sending: set[asyncio.Task[None]] = set()
         self._wants_final = False
@@ -126,8 +127,10 @@ class ExportPull:
     async def _send(self, index: int, block: BlockId) -> None:
         endpoint, exporter = self._session.endpoint, self._exporter
         try:
-            await endpoint.send(exporter.buffer.block(block), data_tag(self.pull, index))
-            exporter.count_sent()
+            codec, buffer = self._codec, exporter.buffer
+            data = await codec.encode(block) if codec else buffer.block(block)
+            await endpoint.send(data, data_tag(self.pull, index))
+            exporter.count_sent(codec.encoded_bytes if codec else buffer.block_bytes)
         except Exception as error:
             if not isinstance(error, KVTransferError) or endpoint.alive:
                 # A send that fails alone would leave the reader's receive open for ever.

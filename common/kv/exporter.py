@@ -14,6 +14,7 @@ from common.clock import Clock
 from common.errors import KVMismatch, KVRevoked
 from common.ids import AttemptKey, BlockId, IdSource, InstanceRef, LeaseId
 from common.kv.buffer import KVBuffer
+from common.kv.codec import NO_CODECS, PLAIN, Codecs
 from common.kv.export_session import ExportPull, ExportSession
 from common.kv.layout import KVLayout
 from common.kv.lease import LeaseState, LeaseTable
@@ -52,10 +53,15 @@ class KVExporter:
         release: Callable[[Sequence[BlockId]], None],
         kv_timeout_s: float,
         metrics: ExportMetrics | None = None,
+        codecs: Codecs = NO_CODECS,
         gone: Callable[[AttemptKey], None] | None = None,
     ) -> None:
-        """`release` gets the blocks of a lease back, then `gone` hears whose; `secret` is the cluster's."""
+        """`release` gets the blocks of a lease back, then `gone` hears whose; `secret` is the cluster's.
+
+        `codecs` are those of `buffer`.
+        """
         self.buffer = buffer
+        self.codecs = codecs
         self.clock = clock
         self.kv_timeout_s = kv_timeout_s
         self.table = LeaseTable(clock, ids, release, gone)
@@ -168,6 +174,8 @@ class KVExporter:
         self._tokens.check(grant, self.clock.now())
         if opening.fingerprint != self._fingerprint:
             raise KVMismatch(f"KV of {self._fingerprint} is here, the reader has {opening.fingerprint}")
+        if opening.compression not in (PLAIN, *self.codecs):
+            raise KVMismatch(f"KV cannot be sent as {opening.compression} here")
         held = self.table.get(grant.lease, grant.generation)
         if num_blocks != len(held.blocks):
             raise KVMismatch(f"the lease has {len(held.blocks)} blocks, the reader expects {num_blocks}")
@@ -197,9 +205,9 @@ class KVExporter:
             return self._layout.blocks_for(num_tokens)
         return num_ready // self._layout.block_size
 
-    def count_sent(self) -> None:
+    def count_sent(self, num_bytes: int) -> None:
         if self._metrics is not None:
-            self._metrics.sent(self.buffer.block_bytes, self._transport.name)
+            self._metrics.sent(num_bytes, self._transport.name)
 
     def count_failed(self) -> None:
         if self._metrics is not None:

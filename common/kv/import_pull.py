@@ -12,10 +12,10 @@ from collections import deque
 from common.errors import KVPeerLost, KVTimeout, KVTransferError, MessageInvalid
 from common.ids import BlockId
 from common.kv.buffer import KVBuffer
+from common.kv.codec import KVCodec
 from common.kv.import_link import ImportLink
 from common.kv.wire import REFUSALS, WINDOW, FinalResult, Kind, Open, WireMessage, data_tag, refused
 from common.messages import codec
-from common.messages.handoff import LeaseGrant
 from common.transport.kv import KVEndpoint
 
 ASK_BLOCKS = WINDOW // 2
@@ -33,18 +33,27 @@ class ImportPull:
     | waiting for FINAL | FINAL | complete |
     | complete | ACKED, refusal | acknowledged |
 
-    After a lost endpoint it may `run` again over another link. It then asks for every block anew: whether
+    After a lost endpoint it may `run` again over another link. It then asks for all of them anew: whether
     a block or an empty answer came last over a link that broke cannot be told.
     """
 
     def __init__(
-        self, grant: LeaseGrant, fingerprint: str, buffer: KVBuffer, blocks: tuple[BlockId, ...]
+        self,
+        opening: Open,
+        buffer: KVBuffer,
+        blocks: tuple[BlockId, ...],
+        codec: KVCodec | None = None,
+        start: int = 0,
     ) -> None:
-        self.grant = grant
+        """`codec` is that of opening.compression; None for none. The blocks before `start` are there already
+        and never written."""
+        self.grant = opening.grant
         self.blocks = blocks
         self.receiving: set[asyncio.Task[None]] = set()
-        self._open = Open(grant, fingerprint)
+        self._open = opening
         self._buffer = buffer
+        self._codec = codec
+        self._start = start
         self._missing: deque[int] = deque()
         self._arrived = bytearray(len(blocks))
         self._link: ImportLink | None = None
@@ -118,8 +127,8 @@ class ImportPull:
         self._pull = link.join(self)
         self._error = None
         self._asked_final = False
-        self._missing = deque(range(len(self.blocks)))
-        self._arrived = bytearray(len(self.blocks))
+        self._missing = deque(range(self._start, len(self.blocks)))
+        self._arrived = bytearray(index < self._start for index in range(len(self.blocks)))
         link.post(WireMessage(Kind.OPEN, self._pull, count=len(self.blocks), body=codec.encode(self._open)))
 
     async def _news(self, silence_s: float | None) -> None:
@@ -149,13 +158,19 @@ class ImportPull:
         task.add_done_callback(self._received)
 
     async def _receive_block(self, endpoint: KVEndpoint, pull: int, index: int) -> None:
+        block, codec = self.blocks[index], self._codec
+        data = codec.scratch() if codec else self._buffer.block(block)
         try:
-            await endpoint.recv(self._buffer.block(self.blocks[index]), data_tag(pull, index))
+            await endpoint.recv(data, data_tag(pull, index))
         except KVTransferError:
             return  # an empty answer or a broken endpoint: why is told by the control stream
+        if codec and pull == self._pull:
+            await codec.decode(data, block)
         if pull == self._pull:
             self._arrived[index] = 1
 
     def _received(self, task: asyncio.Task[None]) -> None:
         self.receiving.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._error = KVTransferError(f"a block could not be taken in: {error!r}")
         self._changed.set()

@@ -17,10 +17,11 @@ from common.clock import Clock
 from common.errors import KVMismatch, KVPeerLost, KVTimeout, KVTransferError
 from common.ids import BlockId, InstanceRef
 from common.kv.buffer import KVBuffer
+from common.kv.codec import NO_CODECS, PLAIN, Codecs, choose
 from common.kv.import_link import ImportLink
 from common.kv.import_pull import ImportPull
 from common.kv.layout import KVLayout
-from common.kv.wire import MAX_BLOCKS, FinalResult
+from common.kv.wire import MAX_BLOCKS, FinalResult, Open
 from common.messages.handoff import KVHandoff
 from common.transport.kv import KVTransport
 
@@ -57,8 +58,11 @@ class KVImporter:
         clock: Clock,
         kv_timeout_s: float,
         release: Callable[[Sequence[BlockId]], None],
+        codecs: Codecs = NO_CODECS,
+        compression: str = PLAIN,
     ) -> None:
-        """`release` gets the blocks of a failed pull back, once."""
+        """`release` gets the blocks of a failed pull back, once. `codecs` are those of `buffer`;
+        `compression` is how the KV shall come from exporters that can send it so."""
         self._transport = transport
         self._buffer = buffer
         self._layout = layout
@@ -67,6 +71,8 @@ class KVImporter:
         self._clock = clock
         self._kv_timeout_s = kv_timeout_s
         self._release = release
+        self._codecs = codecs
+        self._compression = compression
         self._links: dict[tuple[str, InstanceRef], ImportLink] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._acknowledging: set[asyncio.Task[None]] = set()
@@ -77,15 +83,19 @@ class KVImporter:
         """Blocks of ended pulls into which a byte may still be written."""
         return self._num_quarantined
 
-    async def pull(self, handoff: KVHandoff, blocks: Sequence[BlockId]) -> PullResult:
+    async def pull(self, handoff: KVHandoff, blocks: Sequence[BlockId], start: int = 0) -> PullResult:
         """Fill `blocks`, in the order of the tokens, and bring FINAL.
+
+        The first `start` hold their KV already: others may be reading them, and they are not touched.
 
         On success the caller owns the blocks, and the lease is acknowledged in the background. On any
         exception, cancellation included, this importer takes the blocks and releases them once.
         Raises KVPeerLost, KVTimeout (also when the request's own time is up), KVUnknownLease, KVRevoked,
         KVMismatch.
         """
-        pull = ImportPull(handoff.grant, self._fingerprint, self._buffer, tuple(blocks))
+        name = choose(self._compression, handoff.compression, handoff.compressions, self._codecs)
+        opening, codec = Open(handoff.grant, self._fingerprint, name), self._codecs.get(name)
+        pull = ImportPull(opening, self._buffer, tuple(blocks), codec, start)
         started = self._clock.now()
         try:
             self._check(handoff, blocks)
@@ -97,7 +107,7 @@ class KVImporter:
                 raise KVTimeout("the request's time was up before its KV had arrived") from error
             raise
         self._own(self._acknowledge(pull, handoff), self._acknowledging)
-        num_bytes = len(blocks) * self._buffer.block_bytes
+        num_bytes = (len(blocks) - start) * (codec.encoded_bytes if codec else self._buffer.block_bytes)
         return PullResult(final, num_bytes, self._clock.now() - started, self._transport.name)
 
     async def close(self) -> None:

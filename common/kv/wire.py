@@ -26,6 +26,7 @@ from enum import IntEnum
 from typing import ClassVar
 
 from common.errors import KVMismatch, KVRevoked, KVTransferError, KVUnknownLease, MessageInvalid
+from common.kv.codec import PLAIN
 from common.messages.handoff import LeaseGrant
 from common.messages.stream import FinishReason, PrefillStats, TokenLogprobs
 
@@ -70,11 +71,12 @@ class WireMessage:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Body of OPEN: who reads what, and which KV it can make use of."""
+    """Body of OPEN: who reads what, which KV it can make use of, and as what the blocks shall come."""
 
     KIND: ClassVar[str] = "kv.open"
     grant: LeaseGrant
     fingerprint: str
+    compression: str = PLAIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,9 @@ class KVHandoff:
 
     The KV covers prompt_ids + output_ids: num_tokens tokens in blocks of the layout's block size. The
     token that prefill samples next is not in output_ids; it comes with FINAL. `fingerprint` covers
-    layout and weights. `age_s` and `time_left_s` as in Job.
+    layout and weights. `age_s` and `time_left_s` as in Job. `compressions` are what the exporter can also
+    send the KV as, `compression` the one it would rather (kv/codec.py); an exporter that knows of none says
+    nothing of either.
     """
 
     KIND: ClassVar[str] = "handoff"
@@ -56,6 +58,8 @@ class KVHandoff:
     priority: int = 0
     cache_salt: str = ""
     slo: SLO | None = None
+    compression: str = "none"
+    compressions: tuple[str, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -97,6 +97,7 @@ class PrefillService:
         self._fingerprint = parts.fingerprint
         self._max_model_len = parts.runner.max_model_len
         self._max_queued_tokens = settings.max_queued_tokens
+        self._compression = settings.kv_compression
         self._exporter = KVExporter(
             transport=parts.transport,
             buffer=parts.runner.buffer,
@@ -109,6 +110,7 @@ class PrefillService:
             release=pool.release,
             kv_timeout_s=settings.kv_timeout_s,
             metrics=ExportMeter(parts.metrics),
+            codecs=parts.runner.kv_codecs,
             gone=self._lease_gone,
         )
         self._engine: Engine
@@ -323,6 +325,8 @@ class PrefillService:
             priority=job.priority,
             cache_salt=job.cache_salt,
             slo=job.slo,
+            compression=self._compression,
+            compressions=tuple(self._exporter.codecs),
         )
 
     def _abort_decode(self, held: Prefilling, decode: InstanceRef, reason: AbortReason) -> None:
