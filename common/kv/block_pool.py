@@ -115,6 +115,10 @@ class BlockPool:
         """The used or cached block known to hold the content with this hash."""
         return self._holder.get(content)
 
+    def name_of(self, block: BlockId) -> bytes | None:
+        """The hash of the block's content, where `remember` was told it and another block did not have it."""
+        return self._hash_of.get(block)
+
     def remember(self, block: BlockId, content: bytes) -> None:
         """Note the hash of a used block's final content; a second block of equal content stays unnamed."""
         if self._references[block] == 0:

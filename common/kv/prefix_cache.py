@@ -27,8 +27,16 @@ class PrefixCache:
         Never covers the last token, which must be computed to get logits. The blocks are the caller's only
         after `pool.retain` or `pool.allocate(..., sharing=...)`, before anything else is allocated.
         """
+        return self.find(self._chain(tokens, salt, (len(tokens) - 1) // self._pool.block_size, hashes))
+
+    def names(self, tokens: Seq[int], salt: str = "") -> list[bytes]:
+        """The hashes of all full blocks of `tokens`, in order."""
+        return self._chain(tokens, salt, len(tokens) // self._pool.block_size, None)
+
+    def find(self, names: Seq[bytes]) -> list[BlockId]:
+        """Blocks that hold the first of `names`, up to the first that none holds; on the terms of `match`."""
         blocks: list[BlockId] = []
-        for content in self._chain(tokens, salt, (len(tokens) - 1) // self._pool.block_size, hashes):
+        for content in names:
             block = self._pool.find(content)
             if block is None:
                 break

@@ -1,11 +1,10 @@
 """The decode worker: handoffs in, KV pulled when there is room, tokens out; whole jobs too when sent them.
 
-Wires a KV importer and an engine. Knows nothing of models, sockets and routing.
+Wires an intake for handoffs and an engine. Knows nothing of models, sockets and routing.
 """
 
-import asyncio
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 
 import structlog
@@ -14,90 +13,51 @@ from common.engine.engine import Engine
 from common.engine.runner import BatchPlan
 from common.engine.scheduler import StepOutput
 from common.engine.sequence import Sequence
-from common.errors import GalleyError, KVTransferError
+from common.errors import GalleyError
 from common.ids import BlockId, InstanceRef, SequenceId
 from common.kv.block_pool import BlockPool
-from common.kv.importer import KVImporter, PullResult
+from common.kv.importer import PullResult
 from common.messages.cluster import LoadReport
 from common.messages.generation import Accepted, Job, Refused
 from common.messages.handoff import KVHandoff
 from common.messages.stream import DecodingItem, PrefillStats, TokenLogprobs, TokensItem
-from common.observability.timeline import Stage
 from common.runtime.bus import Reply
 from common.runtime.host import Parts
 from common.runtime.items import finish_item, prompt_items, tokens_item
+from common.runtime.load import load_of
 from common.runtime.meters import StepMeter
 from common.runtime.worker import Held, Worker
 from common.transport.control import Subscription
-from services.decode.handoff_queue import HandoffQueue
+from services.decode.decoding import Decoding
+from services.decode.intake import HandoffIntake
 
 log = structlog.get_logger()
-
-
-@dataclass(slots=True, eq=False)
-class Decoding(Held):
-    """| stage    | seq  | pull | leaves by                                                  |
-    |----------|------|------|------------------------------------------------------------|
-    | waiting  | none | none | room in the pool (only with a handoff)                     |
-    | pulling  | none | set  | FINAL and every block; or a transfer error (retryable)     |
-    | decoding | set  | done | finish                                                     |
-
-    A whole job starts at `decoding`. Any stage ends by abort, failure, deadline.
-    """
-
-    received: float
-    handoff: KVHandoff | None = None
-    reserved: list[BlockId] = field(default_factory=list)
-    pull: asyncio.Task[None] | None = None
-    seq: Sequence | None = None
-    started: float | None = None
-    """When the engine took up a whole job; None before, and for a handoff."""
-    told_stats: bool = False
-
-    @property
-    def stage(self) -> Stage:
-        if self.seq is None:
-            return "waiting_for_kv"
-        if self.handoff is None and self.started is None:
-            return "queued"
-        return "decoding" if self.seq.num_computed >= self.seq.num_prompt else "prefilling"
 
 
 class DecodeService:
     """A Worker's duty and an Engine's sink."""
 
     def __init__(self, parts: Parts, worker: Worker, pool: BlockPool) -> None:
-        settings = parts.settings
+        self._parts = parts
         self._worker = worker
         self._pool = pool
         self._layout = parts.runner.layout
         self._fingerprint = parts.fingerprint
-        self._max_num_seqs = settings.max_num_seqs
-        self._max_queued_tokens = settings.max_queued_tokens
-        self._importer = KVImporter(
-            transport=parts.transport,
-            buffer=parts.runner.buffer,
-            layout=parts.runner.layout,
-            fingerprint=parts.fingerprint,
-            me=parts.ref,
-            clock=parts.clock,
-            kv_timeout_s=settings.kv_timeout_s,
-            release=pool.release,
-        )
+        self._max_queued_tokens = parts.settings.max_queued_tokens
         self._engine: Engine
         self._meter: StepMeter
         self._by_seq: dict[SequenceId, Decoding] = {}
         self._numbers = count(1)
-        self._waiting: HandoffQueue[Decoding]
-        self._pulls: set[Decoding] = set()
+        self._intake: HandoffIntake
         self._handoffs: Subscription
-        parts.metrics.kv_blocks_quarantined.set_function(lambda: self._importer.num_quarantined)
 
     def attach(self, engine: Engine) -> None:
         """The engine whose sink this is; before the first job."""
         self._engine = engine
         self._meter = StepMeter(self._worker.metrics, engine.scheduler)
-        self._waiting = HandoffQueue(engine.scheduler.ordering)
+        self._intake = HandoffIntake(
+            self._parts, self._worker, engine.scheduler, self._arrived, partial(self._worker.fail, self)
+        )
 
     async def start(self) -> None:
         bus, name = self._worker.bus, self._worker.me.instance
@@ -108,12 +68,12 @@ class DecodeService:
 
     async def close(self) -> None:
         await self._handoffs.unsubscribe()
-        await self._importer.close()
+        await self._intake.close()
 
     # --- duty -------------------------------------------------------------------------------------
 
     def submit(self, job: Job) -> Refused | None:
-        queued = self._engine.scheduler.queued_tokens + self._waiting.num_tokens
+        queued = self._engine.scheduler.queued_tokens + self._intake.num_waiting_tokens
         tokens = [*job.prompt_ids, *job.output_ids]
         if queued and queued + len(tokens) > self._max_queued_tokens:
             return Refused("full", f"{queued} tokens are queued already")
@@ -140,85 +100,40 @@ class DecodeService:
             return reply(Refused("mismatch", "KV layout or weights differ from this instance's"))
         if self._layout.blocks_for(handoff.num_tokens + 1) > self._pool.num_blocks:
             return reply(Refused("invalid", f"{handoff.num_tokens} tokens never fit this pool"))
-        waiting = self._waiting.num_tokens
+        waiting = self._intake.num_waiting_tokens
         if waiting and waiting + handoff.num_tokens > self._max_queued_tokens:
             return reply(Refused("full", f"{waiting} tokens wait for room already"))
         now = self._worker.clock.now()
         held = Decoding(handoff.key, handoff.gateway, now + handoff.time_left_s, now, handoff)
         self._worker.hold(held)
         tokens = [*handoff.prompt_ids, *handoff.output_ids]
-        self._waiting.add(held, self._sequence(handoff, tokens, held))
         reply(Accepted())
-        self._admit()
+        self._intake.add(held, self._sequence(handoff, tokens, held))
         return None
 
     def end(self, held: Held) -> None:
         assert isinstance(held, Decoding)
-        self._waiting.discard(held)
-        if held.pull:
-            held.pull.cancel()
-            self._pulled(held)
-            self._pool.release(held.reserved)  # a pull that has not begun
+        self._intake.discard(held)
         if held.seq and self._by_seq.pop(held.seq.id, None):
             self._engine.abort(held.seq.id)
-        self._admit()
+        self._intake.admit()
 
     def load(self) -> LoadReport:
-        scheduler = self._engine.scheduler
-        waiting = self._waiting.num_tokens
-        return LoadReport(
-            requests_queued=scheduler.num_waiting,
-            requests_running=scheduler.num_running,
-            requests_waiting_for_kv=len(self._waiting) + len(self._pulls),
-            queued_tokens=scheduler.queued_tokens + waiting,
-            running_tokens=scheduler.running_tokens,
-            free_blocks=self._pool.num_free,
-            step_ms=self._engine.last_step_ms,
-        )
+        waiting_tokens = self._intake.num_waiting_tokens
+        return load_of(self._engine, waiting_for_kv=len(self._intake), waiting_tokens=waiting_tokens)
 
     def tick(self) -> None:
-        self._admit()
+        self._intake.admit()
 
     def died(self, ref: InstanceRef) -> None:
         """A pull from a dead prefill ends by itself: its endpoint breaks or stays silent."""
 
-    # --- pulling ----------------------------------------------------------------------------------
+    # --- decoding ---------------------------------------------------------------------------------
 
-    def _admit(self) -> None:
-        """Start pulls, in the engine's order, while the pool has room for them."""
-        while self._waiting:
-            held = self._waiting.next()
-            assert held.handoff is not None
-            num_tokens = held.handoff.num_tokens
-            if not self._room_for(num_tokens):
-                return
-            self._waiting.admit(held)
-            held.reserved = self._pool.allocate(self._layout.blocks_for(num_tokens))
-            held.pull = self._worker.spawn(self._pull(held, held.handoff))
-            self._pulls.add(held)
-
-    def _room_for(self, num_tokens: int) -> bool:
-        """Whether a prompt and its next step fit beside what those who decode or pull will want soon."""
-        scheduler = self._engine.scheduler
-        busy = scheduler.num_running + len(self._pulls)
-        if busy >= self._max_num_seqs or scheduler.num_waiting:
-            return False
-        soon = scheduler.headroom + len(self._pulls)
-        return self._layout.blocks_for(num_tokens + 1) + soon <= self._pool.num_free
-
-    async def _pull(self, held: Decoding, handoff: KVHandoff) -> None:
-        blocks, held.reserved = held.reserved, []  # the importer frees them if it fails
-        try:
-            left = held.deadline - self._worker.clock.now()
-            result = await self._importer.pull(replace(handoff, time_left_s=left), blocks)
-        except KVTransferError as error:
-            self._pulled(held)
-            self._worker.metrics.kv_transfer_failures.inc()
-            self._worker.fail(self, held, error)
-            return
-        self._pulled(held)
-        self._count(result, handoff)
-        first = result.final.choices[0]
+    def _arrived(self, held: Decoding, result: PullResult, blocks: list[BlockId]) -> None:
+        """The KV of a handoff is here, in `blocks`."""
+        handoff, first = held.handoff, result.final.choices[0]
+        assert handoff is not None
         if first.finish is not None:
             self._pool.release(blocks)
             self._worker.done(held)
@@ -240,18 +155,6 @@ class DecodeService:
         except GalleyError as error:
             self._pool.release(blocks)
             self._worker.fail(self, held, error)
-
-    def _pulled(self, held: Decoding) -> None:
-        held.pull = None
-        self._pulls.discard(held)
-
-    def _count(self, result: PullResult, handoff: KVHandoff) -> None:
-        metrics = self._worker.metrics
-        metrics.kv_transfer_bytes(result.transport).inc(result.num_bytes)
-        metrics.kv_transfer_seconds.observe(result.final.age_s)
-        metrics.kv_received_tokens.inc(handoff.num_tokens)
-
-    # --- decoding ---------------------------------------------------------------------------------
 
     def _decode(self, held: Decoding, seq: Sequence) -> None:
         """Raises GalleyError when the sequence can never run here."""
@@ -296,7 +199,7 @@ class DecodeService:
                 self._worker.emit(held.gateway, finish_item(output))
                 del self._by_seq[output.seq.id]
                 self._worker.done(held)
-        self._admit()
+        self._intake.admit()
 
     def failed(self, seq: Sequence, error: GalleyError) -> None:
         held = self._by_seq.pop(seq.id, None)

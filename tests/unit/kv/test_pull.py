@@ -177,3 +177,31 @@ async def test_two_readers_pull_from_one_exporter() -> None:
             await decode.importer.pull(pair.prefill.handoff(grant, 2), blocks)
             assert decode.pool.content(blocks) == pair.prefill.pool.content(blocks)
         await other.importer.close()
+
+
+@virtual
+async def test_blocks_that_are_there_already_are_neither_asked_for_nor_written() -> None:
+    async with running() as pair:
+        source, target = ids(*range(40)), ids(*range(50, 90))
+        lease = pair.prefill.lease(source)
+        pair.prefill.exporter.finish(lease, FINAL)
+        result = await pair.decode.importer.pull(pair.granted(lease, 40), target, 25)
+        assert result.num_bytes == 15 * LAYOUT.block_bytes
+        assert pair.prefill.num_sends == 15
+        assert pair.decode.pool.content(target)[:25] == [b"\xff" * LAYOUT.block_bytes] * 25
+        assert pair.decode.pool.content(target)[25:] == pair.prefill.pool.content(source)[25:]
+        await asyncio.sleep(0.1)
+        assert pair.prefill.pool.released == source
+
+
+@virtual
+async def test_final_alone_is_fetched_when_every_block_is_there() -> None:
+    async with running() as pair:
+        blocks = ids(*range(8))
+        lease = pair.prefill.lease(blocks, num_ready=0)
+        pulling = asyncio.create_task(pair.decode.importer.pull(pair.granted(lease, 8), blocks, 8))
+        await asyncio.sleep(30)
+        assert not pulling.done()
+        pair.prefill.exporter.finish(lease, FINAL)
+        assert (await pulling).num_bytes == 0
+        assert pair.prefill.num_sends == 0

@@ -3,7 +3,7 @@
 from common.engine.sequence import Sequence
 from common.ids import AttemptKey, InstanceId, RequestId, SequenceId
 from common.messages.generation import SamplingParams
-from services.decode.service import Decoding
+from services.decode.decoding import Decoding
 
 KEY = AttemptKey(RequestId("r"), 2, 0)
 

@@ -1,0 +1,44 @@
+"""What a decode worker holds for an attempt, and where that stands.
+
+Plain state; who moves it on are intake.py and service.py.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from common.engine.sequence import Sequence
+from common.ids import BlockId
+from common.messages.handoff import KVHandoff
+from common.observability.timeline import Stage
+from common.runtime.worker import Held
+
+
+@dataclass(slots=True, eq=False)
+class Decoding(Held):
+    """| stage    | seq  | pull | leaves by                                                  |
+    |----------|------|------|------------------------------------------------------------|
+    | waiting  | none | none | room in the pool (only with a handoff)                     |
+    | pulling  | none | set  | FINAL and every block; or a transfer error (retryable)     |
+    | decoding | set  | done | finish                                                     |
+
+    A whole job starts at `decoding`. Any stage ends by abort, failure, deadline.
+    """
+
+    received: float
+    handoff: KVHandoff | None = None
+    names: list[bytes] = field(default_factory=list)
+    """Of a handoff's full blocks."""
+    reserved: list[BlockId] = field(default_factory=list)
+    pull: asyncio.Task[None] | None = None
+    seq: Sequence | None = None
+    started: float | None = None
+    """When the engine took up a whole job; None before, and for a handoff."""
+    told_stats: bool = False
+
+    @property
+    def stage(self) -> Stage:
+        if self.seq is None:
+            return "waiting_for_kv"
+        if self.handoff is None and self.started is None:
+            return "queued"
+        return "decoding" if self.seq.num_computed >= self.seq.num_prompt else "prefilling"
