@@ -3,6 +3,7 @@
 The same seed gives the same requests on every machine. Knows nothing of HTTP and of who sends them.
 """
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,6 +48,34 @@ def uniform(low: int, high: int) -> Lengths:
 def lognormal(median: float, sigma: float, low: int, high: int) -> Lengths:
     """exp(N(ln median, sigma)), cut to `low`..`high`: the long tail of real prompts."""
     return lambda rng: min(max(round(median * rng.lognormvariate(0.0, sigma)), low), high)
+
+
+def lognormal_of_mean(mean: float, sigma: float, low: int, high: int) -> Lengths:
+    """`lognormal` with that median whose lengths, once cut to `low`..`high`, have the mean `mean`.
+
+    Raises ValueError for a mean outside `low`..`high`.
+    """
+    if not low < mean < high:
+        raise ValueError(f"no lengths from {low} to {high} have the mean {mean}")
+    less, more = 1e-3 * low, 1e3 * high
+    for _ in range(100):
+        median = math.sqrt(less * more)
+        if _mean_of_cut(median, sigma, low, high) < mean:
+            less = median
+        else:
+            more = median
+    return lognormal(math.sqrt(less * more), sigma, low, high)
+
+
+def _mean_of_cut(median: float, sigma: float, low: int, high: int) -> float:
+    """The mean of exp(N(ln median, sigma)), where what is less than `low` counts as `low`, and so above."""
+
+    def below(bound: float, shift: float) -> float:
+        z = (math.log(bound / median) - shift * sigma**2) / sigma
+        return 0.5 * (1 + math.erf(z / math.sqrt(2)))
+
+    inside = median * math.exp(sigma**2 / 2) * (below(high, 1) - below(low, 1))
+    return low * below(low, 0) + inside + high * (1 - below(high, 0))
 
 
 def mixed(*weighted: tuple[float, Lengths]) -> Lengths:

@@ -1,0 +1,1 @@
+"""Goodput of topologies side by side: the highest rate at which SLOs are kept."""
