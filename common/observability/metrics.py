@@ -29,6 +29,7 @@ TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0,
 TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 TRANSFER_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """All in seconds."""
+POOL_EVENTS = ("matched", "unmatched", "hit", "miss", "published", "refused", "evicted", "corrupt")
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 
@@ -142,6 +143,15 @@ class WorkerMetrics(StagedMetrics):
         self.kv_blocks = self._gauges("kv_blocks", "KV blocks, by state", "state", "free", "used", "cached")
         self.kv_blocks_quarantined = self._gauge(
             "kv_blocks_quarantined", "used, but only until a receive ended"
+        )
+        self.pool_blocks = self._counters(
+            "pool_blocks_total", "KV blocks by what the KV pool did with them", "event", *POOL_EVENTS
+        )
+        self.pool_bytes = self._counters(
+            "pool_bytes_total", "KV bytes from and to the KV pool", "direction", "loaded", "published"
+        )
+        self.pool_unavailable = self._counter(
+            "pool_unavailable_total", "calls of the KV pool that failed or had no answer in time"
         )
         self.leases = self._gauges(
             "leases", "leases held for readers, by state", "state", "waiting", "reading", "ending"

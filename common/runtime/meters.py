@@ -1,8 +1,9 @@
-"""Counts what engines and exporters do into a worker's metrics. Knows nothing of requests."""
+"""Counts what engines, exporters and KV pools do into a worker's metrics. Knows nothing of requests."""
 
 from common.engine.runner import BatchPlan
 from common.engine.scheduler import Scheduler
 from common.engine.sequence import Sequence
+from common.kv.pool.base import PoolEvent
 from common.observability.metrics import WorkerMetrics
 
 
@@ -41,3 +42,20 @@ class ExportMeter:
 
     def failed(self) -> None:
         self._metrics.kv_transfer_failures.inc()
+
+
+class KVPoolMeter:
+    """Counts what a KVPool does (its PoolMeter)."""
+
+    def __init__(self, metrics: WorkerMetrics, block_bytes: int) -> None:
+        self._metrics = metrics
+        self._block_bytes = block_bytes
+
+    def count(self, event: PoolEvent, blocks: int) -> None:
+        self._metrics.pool_blocks(event).inc(blocks)
+        if event in ("hit", "published"):
+            direction = "loaded" if event == "hit" else event
+            self._metrics.pool_bytes(direction).inc(blocks * self._block_bytes)
+
+    def unavailable(self) -> None:
+        self._metrics.pool_unavailable.inc()
