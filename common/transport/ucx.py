@@ -12,9 +12,7 @@ that is too short is not noticed. Knows nothing of leases and blocks.
 
 import asyncio
 import contextlib
-import ctypes
 import os
-import re
 import struct
 import time
 from collections.abc import Callable
@@ -27,6 +25,7 @@ from common.config import EngineSettings
 from common.errors import ConfigError, KVPeerLost, KVTimeout, KVTransferError
 from common.observability.metrics import WorkerMetrics
 from common.transport.kv import Buffer, KVEndpoint, OnEndpoint
+from common.transport.ucx_lanes import transport_of
 from common.transport.ucx_selftest import SelfTest, UcxOptions, candidates, self_test
 
 os.putenv("UCX_WARN_UNUSED_ENV_VARS", "n")  # or it warns of what `import ucxx` itself puts there
@@ -318,41 +317,10 @@ class UcxTransport:
         return endpoint
 
     def _note_transport(self, raw: Any) -> None:
-        name = _transport_of(raw)
+        name = transport_of(raw.handle) if raw.alive else ""
         if name and name != self._name:
             _log.info("KV transport", transport=name, before=self._name)
             self._name = name
-
-
-def _transport_of(endpoint: Any) -> str:
-    """What UCX itself says the endpoint's blocks travel on, "" if it does not say.
-
-    From ucp_ep_print_info, the only place where UCX names an endpoint's lanes: the lane for bulk transfers
-    (rma_bw, am_bw) if there is one, else the one for active messages.
-    """
-    if not endpoint.alive:
-        return ""
-    lanes = re.findall(r"lane\[\d+\]:\s+\d+:(\w+)/\S+ .*?seg \d+ (.*)", _print_info(endpoint.handle))
-    for use in ("rma_bw", "am_bw", "am"):
-        for transport, uses in lanes:
-            if use in uses:
-                return (
-                    "sm" if transport in ("posix", "sysv", "cma", "xpmem", "knem", "self") else str(transport)
-                )
-    return ""
-
-
-def _print_info(handle: int) -> str:
-    libc, libucp = ctypes.CDLL(None), ctypes.CDLL("libucp.so.0")
-    text, size = ctypes.c_void_p(), ctypes.c_size_t()
-    libc.open_memstream.restype = ctypes.c_void_p
-    stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
-    libucp.ucp_ep_print_info(ctypes.c_void_p(handle), stream)
-    libc.fclose(stream)
-    try:
-        return ctypes.string_at(text.value or 0, size.value).decode(errors="replace")
-    finally:
-        libc.free(text)
 
 
 async def open_ucx(settings: EngineSettings, metrics: WorkerMetrics) -> UcxTransport:

@@ -58,7 +58,10 @@ class SelfTest:
 
 
 def candidates(settings: UcxSettings) -> list[UcxOptions]:
-    """What to try: eager, then UCX's rendezvous by get and by put. Settings that are given stay in all."""
+    """What to try: eager, UCX's rendezvous by get and by put, and what it would choose by itself.
+
+    Settings that are given stay in all.
+    """
     fixed = UcxOptions(settings.tls, settings.rndv_thresh, settings.rndv_scheme, settings.progress_mode)
     if fixed.rndv_thresh and fixed.rndv_scheme:
         return [fixed]
@@ -66,7 +69,8 @@ def candidates(settings: UcxSettings) -> list[UcxOptions]:
     schemes = [fixed.rndv_scheme] if fixed.rndv_scheme else ["get_zcopy", "put_zcopy"]
     if fixed.rndv_thresh == "inf":
         return eager
-    return eager + [replace(fixed, rndv_scheme=scheme) for scheme in schemes]
+    own_choice = [] if fixed.rndv_scheme else [fixed]
+    return [*eager, *(replace(fixed, rndv_scheme=scheme) for scheme in schemes), *own_choice]
 
 
 async def self_test(tried: Sequence[UcxOptions], cache_dir: Path) -> SelfTest | None:
