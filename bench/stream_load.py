@@ -59,17 +59,19 @@ class RawStream:
 
 
 class Arrivals:
-    """Asks the kernel which of its streams have bytes, whenever some have, and reads those. Lives as long
-    as one of them is open."""
+    """Asks the kernel which of its streams have bytes, whenever some have, and reads those. Holds nothing
+    while none of them is open."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._epoll = select.epoll()
+        self._epoll: select.epoll
         self._open: dict[int, tuple[socket.socket, RawStream]] = {}
-        self._loop.add_reader(self._epoll.fileno(), self._look)
 
     def watch(self, sock: socket.socket) -> RawStream:
         """The stream on this connection, which is the stream's to close from now on."""
+        if not self._open:
+            self._epoll = select.epoll()
+            self._loop.add_reader(self._epoll.fileno(), self._look)
         sock.setblocking(False)
         stream = RawStream(sock.send, partial(self._hang_up, sock))
         self._open[sock.fileno()] = sock, stream
@@ -110,14 +112,14 @@ class StreamRecord:
     @classmethod
     def of(cls, stream: RawStream) -> "StreamRecord":
         """Read what `stream` collected: status, chunks, events."""
-        raw = b"".join(stream.pieces)
-        head, _, body = raw.partition(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200"):
-            return cls("", stream.sent, (), "", f"answered {raw[:200]!r}")
+        try:
+            found = events_of(stream)
+        except RefusedStream as refusal:
+            return cls("", stream.sent, (), "", f"answered {refusal.answer!r}")
         times: list[float] = []
         texts: list[str] = []
         request, whole = "", False
-        for arrived, payload in _events(stream, len(raw) - len(body)):
+        for arrived, payload in found:
             if payload == b"[DONE]":
                 whole = True
                 continue
@@ -131,16 +133,37 @@ class StreamRecord:
         return cls(request, stream.sent, tuple(times), "".join(texts), "" if whole else "broke off")
 
 
-def _events(stream: RawStream, at: int) -> list[tuple[float, bytes]]:
-    """(arrival, payload) of each event of a chunked body that begins `at` so many bytes."""
+class RefusedStream(Exception):
+    """Not 200, or nothing at all; `answer` is how it begins."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__(answer)
+        self.answer = answer
+
+    @property
+    def status(self) -> int:
+        """The HTTP status, 0 without one."""
+        version, _, rest = self.answer.partition(b" ")
+        return int(rest[:3]) if version.startswith(b"HTTP/") and rest[:3].isdigit() else 0
+
+    @property
+    def body(self) -> bytes:
+        return self.answer.partition(b"\r\n\r\n")[2]
+
+
+def events_of(stream: RawStream) -> list[tuple[float, bytes]]:
+    """(arrival, payload) of each event of the stream's chunked body. Raises RefusedStream."""
     raw, ends = b"".join(stream.pieces), list(accumulate(map(len, stream.pieces)))
+    if not raw.startswith(b"HTTP/1.1 200"):
+        raise RefusedStream(raw[:1000])
+    at = raw.find(b"\r\n\r\n") + 4
     found: list[tuple[float, bytes]] = []
     rest = b""
     while (line_end := raw.find(b"\r\n", at)) >= 0 and (size := int(raw[at:line_end], 16)):
         start = line_end + 2
         *events, rest = (rest + raw[start : start + size]).split(b"\n\n")
         arrived = stream.times[min(bisect_left(ends, start + size), len(ends) - 1)]
-        found += [(arrived, event.removeprefix(b"data: ")) for event in events]
+        found += [(arrived, event[6:]) for event in events if event.startswith(b"data: ")]
         at = start + size + 2
     return found
 
@@ -165,8 +188,11 @@ async def finish(streams: Sequence[RawStream], timeout_s: float) -> list[StreamR
     return [StreamRecord.of(stream) for stream in streams]
 
 
-def completion_request(url: str, model: str, prompt: str, max_tokens: int) -> bytes:
-    """The bytes of a streamed completion of exactly `max_tokens` tokens."""
+def completion_request(
+    url: str, model: str, prompt: str | Sequence[int], max_tokens: int, *, usage: bool = False
+) -> bytes:
+    """The bytes of a streamed completion of exactly `max_tokens` tokens, with their count at its end if
+    `usage`."""
     body = orjson.dumps(
         {
             "model": model,
@@ -175,10 +201,11 @@ def completion_request(url: str, model: str, prompt: str, max_tokens: int) -> by
             "ignore_eos": True,
             "temperature": 0,
             "stream": True,
+            **({"stream_options": {"include_usage": True}} if usage else {}),
         }
     )
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body

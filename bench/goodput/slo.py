@@ -67,6 +67,6 @@ class Objective:
         """As k12 for 90 %, k12_99 for 99 %."""
         return self.slo.name if self.target == TARGETS[0] else f"{self.slo.name}_{round(100 * self.target)}"
 
-    def allows(self, missed: int, asked: int) -> bool:
+    def allows(self, missed: int, asked: float) -> bool:
         """Whether `missed` of `asked` requests still leave the target within reach."""
         return missed <= (1 - self.target) * asked + 1e-9
