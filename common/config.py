@@ -7,6 +7,7 @@ holds for that role alone and wins over the top level. This module alone reads `
 nothing of what the settings do.
 """
 
+import json
 import os
 import secrets
 import socket
@@ -15,7 +16,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from typing_extensions import override
 
@@ -26,11 +36,27 @@ from common.messages.cluster import Role
 
 ENV_PREFIX = "GALLEY_"
 
-Topology = Literal["disaggregated", "chunked", "colocated"]
+Topology = Literal["disaggregated", "pooled", "chunked", "colocated"]
+SPLIT: frozenset[Topology] = frozenset(("disaggregated", "pooled"))
+"""Topologies with workers for prefill alone."""
 Port = Annotated[int, Field(ge=0, le=65535)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 PositiveInt = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+
+RoutingPolicyName = Literal[
+    "round_robin", "least_tokens", "least_predicted_ttft", "prefix_aware", "nearest", "power_of_two"
+]
+NamePattern = Annotated[str, Field(pattern=r"^[A-Za-z0-9_*?\[\]!-]{1,64}$")]
+
+
+def _from_json(value: object) -> object:
+    """A table that came as text, from the command line: its JSON."""
+    return json.loads(value or "{}") if isinstance(value, str) else value
+
+
+PairTable = Annotated[dict[NamePattern, tuple[NamePattern, ...]], BeforeValidator(_from_json)]
 
 
 def parse_cores(spec: str) -> tuple[int, ...]:
@@ -204,6 +230,15 @@ class EngineSettings(ModelSettings):
     kv_compression: Literal["none", "fp8", "int8"] = Field(
         default="none", description="how KV travels; not none is half the bytes, with some loss"
     )
+    kv_pool: str = Field(
+        default="", description="shared KV pool, file:///DIRECTORY?max_bytes=8GiB or mooncake://HOST:PORT"
+    )
+    kv_pool_timeout_s: Seconds = Field(
+        default=2, description="longest that a call of the KV pool may take; then it is done without, in s"
+    )
+    kv_pool_min_tokens: PositiveInt = Field(
+        default=64, description="fewer tokens are computed rather than loaded from the KV pool"
+    )
     node: str = Field(default="", description="name of the machine, for routing; else its host name")
     rack: str = Field(default="", description="name of the machine's rack, for routing")
     zone: str = Field(default="", description="name of its zone or data centre, for routing")
@@ -232,12 +267,21 @@ class RouterSettings(ServiceSettings):
     topology: Topology = Field(
         default="disaggregated", description="who prefills: prefill workers, or decode workers"
     )
-    routing_policy: Literal["least_tokens"] = Field(default="least_tokens", description="how to choose")
+    routing_policy: RoutingPolicyName = Field(default="least_tokens", description="how to choose")
     local_prefill_below_tokens: int = Field(
-        default=0, ge=0, description="shorter prompts go straight to a decode worker; 0 is none"
+        default=0,
+        ge=0,
+        description="prompts with fewer tokens, or fewer that are not cached, go straight to a decode worker",
     )
     local_prefill_fallback: bool = Field(
         default=False, description="let decode workers prefill while no prefill worker serves"
+    )
+    pairs: PairTable = Field(
+        default={},
+        description='decodes that may serve a prefill, names or patterns: {"prefill-0": ["decode-*"]}',
+    )
+    slo_admission: bool = Field(
+        default=True, description="refuse (429) a request that is predicted to miss the SLO it came with"
     )
 
 

@@ -7,7 +7,7 @@ Keys of nested tables are written with dots: `ucx.tls`.
 import argparse
 import difflib
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
@@ -160,22 +160,25 @@ def read_file(
     return merge(_only(content, own), tables.get(role, {}))
 
 
-def _flat(values: Values, prefix: str = "") -> dict[str, Any]:
+def _flat(values: Values, whole: Collection[str], prefix: str = "") -> dict[str, Any]:
+    """Nested tables by their dotted keys, but for the keys in `whole`, whose value is a table itself."""
     flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    for name, value in values.items():
+        key = prefix + name
+        nested = isinstance(value, dict) and key not in whole
+        flat.update(_flat(value, whole, f"{key}.") if nested else {key: value})
     return flat
 
 
 def _check_file_keys(values: Values, file: Path, known: frozenset[str], roles: frozenset[str]) -> None:
-    for key in _flat(values):
+    for key in _flat(values, known):
         if key not in known:
             raise unknown_key(f"{key} in {file}", key, known | roles)
 
 
 def _only(values: Values, own: frozenset[str]) -> Values:
     kept: Values = {}
-    for key, value in _flat(values).items():
+    for key, value in _flat(values, own).items():
         if key in own:
             _put(kept, key, value)
     return kept
@@ -207,7 +210,7 @@ def explain(
 
 def _spelled(key: str, origins: Sequence[tuple[str, Values]]) -> str:
     for prefix, values in origins:
-        if key in _flat(values):
+        if key in _flat(values, {key}):
             if prefix == "--":
                 return option_of(key)
             return prefix + key.upper().replace(".", "__") if prefix.endswith("_") else prefix + key

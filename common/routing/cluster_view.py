@@ -29,6 +29,8 @@ class Instance:
     heard_at: float
     """Heard time of its last beat."""
     assigned_tokens: int = 0
+    assigned_to_compute: int = 0
+    """Those of `assigned_tokens` that it has not cached and will not pull, as far as is known."""
     assigned_requests: int = 0
     last_assigned: int = 0
     """Number of the view's assignment that it got last; 0 for none."""
@@ -44,6 +46,23 @@ class Instance:
     def tokens(self) -> int:
         """KV tokens it holds or has still to compute, assignments of the last moment included."""
         return self.load.queued_tokens + self.load.running_tokens + self.assigned_tokens
+
+    @property
+    def tokens_to_compute(self) -> int:
+        """Prompt tokens it has still to compute, assignments of the last moment included."""
+        return self.load.queued_tokens - self.load.waiting_tokens + self.assigned_to_compute
+
+    @property
+    def requests(self) -> int:
+        """Requests it has, in whatever stage, assignments of the last moment included."""
+        load = self.load
+        held = load.requests_queued + load.requests_running + load.requests_waiting_for_kv
+        return held + self.assigned_requests
+
+    @property
+    def idle(self) -> bool:
+        """It has nothing to do, as far as is known."""
+        return not self.requests and not self.tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -98,13 +117,17 @@ class ClusterView:
             name.replaced[name.current.ref] = name.current
         name.current = fresh
 
-    def note_assignment(self, ref: InstanceRef, tokens: int) -> None:
-        """Count work given to `ref` into its load until its next beat, which speaks for itself."""
+    def note_assignment(self, ref: InstanceRef, tokens: int, to_compute: int | None = None) -> None:
+        """Count work given to `ref` into its load until its next beat, which speaks for itself.
+
+        `to_compute` of its `tokens`, all unless said, are neither cached there nor pulled.
+        """
         instance = self.get(ref)
         if instance is None:
             return
         self._assignments += 1
         instance.assigned_tokens += tokens
+        instance.assigned_to_compute += tokens if to_compute is None else to_compute
         instance.assigned_requests += 1
         instance.last_assigned = self._assignments
 

@@ -5,13 +5,14 @@ replicas and a restarted one is of use within a second. Knows nothing of HTTP an
 """
 
 import asyncio
+import random
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import structlog
 
 from common.clock import Clock
-from common.config import RouterSettings
+from common.config import SPLIT, RouterSettings
 from common.ids import InstanceRef
 from common.messages.cluster import (
     MESSAGE_VERSION,
@@ -25,7 +26,8 @@ from common.messages.cluster import (
 from common.messages.generation import DecodeRouteRequest, Rejected, RouteRequest
 from common.observability.metrics import RouterMetrics
 from common.routing.cluster_view import ClusterView, Instance, pairable
-from common.routing.policies import POLICIES
+from common.routing.pairs import Pairs
+from common.routing.policies import POLICIES, SEES_PREFIXES
 from common.routing.prefix_index import PrefixIndex
 from common.routing.rules import RequestRouter, RoutingRules
 from common.runtime.bus import MessageBus, Reply
@@ -35,6 +37,10 @@ from services.router.prefix_watch import PrefixWatch
 
 LISTEN_S = 0.6
 """How long a new router hears beats before it answers: three beats of everybody."""
+NAMED_BLOCKS = 1024
+"""How many of a prompt's first blocks gateways are asked to name: 16,384 tokens' worth, in 32 KiB."""
+PAIRS_S = 10.0
+"""When those whom `pairs` names should have been heard of, after the start."""
 
 _PARTNER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 
@@ -58,20 +64,32 @@ class RouterService:
         self._clock = clock
         self._beat_s = settings.beat_ms / 1000
         self._metrics = metrics
+        looks_at_prefixes = settings.routing_policy in SEES_PREFIXES or settings.local_prefill_below_tokens
         self._info = InstanceInfo(
-            ref, "router", (MESSAGE_VERSION, MESSAGE_VERSION), http_url=http_url, ready=False
+            ref,
+            "router",
+            (MESSAGE_VERSION, MESSAGE_VERSION),
+            http_url=http_url,
+            ready=False,
+            names_blocks=NAMED_BLOCKS if looks_at_prefixes else 0,
         )
         self._cluster = settings.cluster
         self._topology = settings.topology
         self._local_fallback = settings.local_prefill_fallback
         self._view = ClusterView(clock)
+        self._pairs = Pairs(settings.pairs)
         rules = RoutingRules(
-            settings.topology, settings.local_prefill_below_tokens, settings.local_prefill_fallback
+            settings.topology,
+            settings.local_prefill_below_tokens,
+            settings.local_prefill_fallback,
+            self._pairs,
+            settings.slo_admission,
         )
         self.index = PrefixIndex()
         """What workers have cached, as far as is known here."""
         self._prefixes = PrefixWatch(bus, self.index, metrics)
-        self._router = RequestRouter(self._view, POLICIES[settings.routing_policy](), rules, self.index)
+        policy = POLICIES[settings.routing_policy](random.Random(ref.incarnation))
+        self._router = RequestRouter(self._view, policy, rules, self.index)
         bus.on_state(self._view.on_bus_state)
         bus.report_to(metrics)
         for role in ("prefill", "decode"):
@@ -114,15 +132,15 @@ class RouterService:
             return "not connected to NATS"
         if not self._info.ready:
             return "listening for instances" if not self._info.draining else "draining"
-        splits = self._topology == "disaggregated" and not self._local_fallback
+        splits = self._topology in SPLIT and not self._local_fallback
         needed: tuple[Role, ...] = ("prefill", "decode") if splits else ("decode",)
         missing = [role for role in needed if not self._view.instances(role)]
         if missing:
             return f"no {' and no '.join(missing)} instance"
         decodes = self._view.instances("decode")
         prefills = self._view.instances("prefill")
-        if splits and not any(pairable(p.info, d.info) for p in prefills for d in decodes):
-            return "no prefill and decode instance with the same KV layout and weights"
+        if splits and not any(self._router.pairable(p, d) for p in prefills for d in decodes):
+            return "no prefill and decode instance that may be paired (KV layout, weights, `pairs`)"
         return ""
 
     def _beat(self) -> RouterBeat:
@@ -176,11 +194,23 @@ class RouterService:
         reply(answer)
 
     async def _watch(self) -> None:
+        told: list[str] = []
+        pairs_due = self._clock.now() + PAIRS_S
         while True:
             await asyncio.sleep(self._beat_s)
+            if self._clock.now() >= pairs_due and (unknown := self._unknown_in_pairs()) != told:
+                told = unknown
+                log.warning("`pairs` names instances that nobody has heard of", names=unknown)
             for ref in self._view.deaths(self._clock.now()):
                 self.index.drop(ref)
                 log.warning("instance died", target=ref.instance, incarnation=ref.incarnation)
+
+    def _unknown_in_pairs(self) -> list[str]:
+        names = {
+            role: [one.ref.instance for one in self._view.all() if one.info.role == role]
+            for role in ("prefill", "decode")
+        }
+        return self._pairs.unknown(names["prefill"], names["decode"])
 
     def _count_of(self, role: Role) -> Callable[[], float]:
         return lambda: float(len(self._view.instances(role)))

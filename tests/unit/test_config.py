@@ -144,7 +144,7 @@ def test_load_exits_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> N
     assert caught.value.code == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert told.startswith("router: --topology = 'ring': must be 'disaggregated', 'chunked' or 'colocated'")
+    assert told.startswith("router: --topology = 'ring': must be 'disaggregated', 'pooled', ")
 
 
 @pytest.mark.parametrize("cls", SERVICES.values())

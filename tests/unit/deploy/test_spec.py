@@ -104,7 +104,7 @@ def test_each_setting_goes_to_the_services_that_have_it() -> None:
     [
         ({"settings": {"num_bloks": "3"}}, "unknown key num_bloks; did you mean num_blocks"),
         ({"settings": {"dtype": "float8"}}, "--dtype = 'float8'"),
-        ({"topology": "ring"}, "topology = 'ring': must be one of disaggregated, chunked, colocated"),
+        ({"topology": "ring"}, "topology = 'ring': must be one of disaggregated, pooled, chunked, colocated"),
         ({"decode": 0}, "decode = 0: must be 1 to 64 instances"),
         ({"prefill": -1}, "prefill = -1"),
         ({"cores": "6-9"}, "cores = '6-9': this machine gives cores 0,1,2,3,4,5,6,7"),

@@ -1,5 +1,6 @@
 """Routing rules per topology, and how load spreads under them."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -126,7 +127,7 @@ def test_assignments_spread_a_burst_between_two_beats() -> None:
 
 def test_an_idle_fleet_takes_turns() -> None:
     view = ClusterView(VirtualClock())
-    one = RequestRouter(view, POLICIES["least_tokens"](), RoutingRules(topology="chunked"))
+    one = RequestRouter(view, POLICIES["least_tokens"](random.Random(0)), RoutingRules(topology="chunked"))
     chosen = []
     for _ in range(6):
         for name in ("d1", "d2", "d3"):
