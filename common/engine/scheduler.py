@@ -136,6 +136,10 @@ class Scheduler:
         entry = self._entries.get(seq_id)
         return None if entry is None or entry.state is State.DOOMED else entry.seq
 
+    def check(self, seq: Sequence) -> None:
+        """Raises what `add` raises for a sequence that can never run here, which Limits.check tells."""
+        self._limits.check(seq)
+
     def add(self, seq: Sequence) -> None:
         """Take charge of `seq` and of the blocks it holds; they have the KV of its first num_computed tokens.
 

@@ -153,6 +153,12 @@ class WorkerMetrics(StagedMetrics):
         self.pool_unavailable = self._counter(
             "pool_unavailable_total", "calls of the KV pool that failed or had no answer in time"
         )
+        self.pool_unpublished = self._counter(
+            "pool_unpublished_blocks_total", "computed blocks that did not get into the KV pool"
+        )
+        self.pool_usable = self._gauges(
+            "pool_usable", "1 while the KV pool is asked, 0 while it is left alone after a failure", "pool"
+        )
         self.leases = self._gauges(
             "leases", "leases held for readers, by state", "state", "waiting", "reading", "ending"
         )

@@ -20,6 +20,7 @@ from common.engine.runner import ModelRunner, StepExecutor
 from common.engine.scheduler import Scheduler
 from common.ids import IdSource, InstanceRef
 from common.kv.block_pool import BlockPool
+from common.kv.pool.base import KVPool
 from common.kv.prefix_cache import PrefixCache
 from common.messages.cluster import MESSAGE_VERSION, InstanceInfo
 from common.observability.metrics import WorkerMetrics
@@ -65,6 +66,7 @@ class Parts:
     transport: KVTransport
     metrics: WorkerMetrics
     http_url: str
+    kv_pool: KVPool | None = None
     kv_gbps: float = 0.0
 
     @property

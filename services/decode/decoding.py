@@ -34,6 +34,8 @@ class Decoding(Held):
     started: float | None = None
     """When the engine took up a whole job; None before, and for a handoff."""
     told_stats: bool = False
+    num_offered: int = 0
+    """How many blocks of a whole job's prompt were offered to the KV pool."""
 
     @property
     def stage(self) -> Stage:

@@ -26,6 +26,7 @@ from common.runtime.host import Parts
 from common.runtime.items import finish_item, prompt_items, tokens_item
 from common.runtime.load import load_of
 from common.runtime.meters import StepMeter
+from common.runtime.prefix_sharing import PrefixSharing
 from common.runtime.worker import Held, Worker
 from common.transport.control import Subscription
 from services.decode.decoding import Decoding
@@ -48,6 +49,7 @@ class DecodeService:
         self._meter: StepMeter
         self._by_seq: dict[SequenceId, Decoding] = {}
         self._numbers = count(1)
+        self._sharing: PrefixSharing
         self._intake: HandoffIntake
         self._handoffs: Subscription
 
@@ -55,6 +57,7 @@ class DecodeService:
         """The engine whose sink this is; before the first job."""
         self._engine = engine
         self._meter = StepMeter(self._worker.metrics, engine.scheduler)
+        self._sharing = PrefixSharing(self._parts, self._worker, engine.scheduler)
         self._intake = HandoffIntake(
             self._parts, self._worker, engine.scheduler, self._arrived, partial(self._worker.fail, self)
         )
@@ -64,7 +67,7 @@ class DecodeService:
         self._handoffs = await bus.subscribe(bus.subjects.handoff(name), self._on_handoff, KVHandoff)
 
     async def run(self) -> None:
-        """Nothing: every pull is a task of the worker's."""
+        await self._sharing.run()
 
     async def close(self) -> None:
         await self._handoffs.unsubscribe()
@@ -73,18 +76,19 @@ class DecodeService:
     # --- duty -------------------------------------------------------------------------------------
 
     def submit(self, job: Job) -> Refused | None:
-        queued = self._engine.scheduler.queued_tokens + self._intake.num_waiting_tokens
+        queued = self._engine.scheduler.queued_tokens + self._num_waiting_tokens
         tokens = [*job.prompt_ids, *job.output_ids]
         if queued and queued + len(tokens) > self._max_queued_tokens:
             return Refused("full", f"{queued} tokens are queued already")
         now = self._worker.clock.now()
         held = Decoding(job.key, job.gateway, now + job.time_left_s, now)
-        seq = self._sequence(job, tokens, held)
+        held.seq = self._sequence(job, tokens, held)
         try:
-            self._decode(held, seq)
+            self._engine.scheduler.check(held.seq)
         except GalleyError as error:
             return Refused("invalid", error.message)
         self._worker.hold(held)
+        self._sharing.fetch(held.seq, partial(self._decode, held, held.seq))
         return None
 
     def _on_handoff(self, handoff: KVHandoff, reply: Reply) -> None:
@@ -100,7 +104,7 @@ class DecodeService:
             return reply(Refused("mismatch", "KV layout or weights differ from this instance's"))
         if self._layout.blocks_for(handoff.num_tokens + 1) > self._pool.num_blocks:
             return reply(Refused("invalid", f"{handoff.num_tokens} tokens never fit this pool"))
-        waiting = self._intake.num_waiting_tokens
+        waiting = self._num_waiting_tokens
         if waiting and waiting + handoff.num_tokens > self._max_queued_tokens:
             return reply(Refused("full", f"{waiting} tokens wait for room already"))
         now = self._worker.clock.now()
@@ -108,19 +112,26 @@ class DecodeService:
         self._worker.hold(held)
         tokens = [*handoff.prompt_ids, *handoff.output_ids]
         reply(Accepted())
-        self._intake.add(held, self._sequence(handoff, tokens, held))
+        seq = self._sequence(handoff, tokens, held)
+        self._sharing.fetch(seq, partial(self._intake.add, held, seq), whole=True)
         return None
 
     def end(self, held: Held) -> None:
         assert isinstance(held, Decoding)
+        self._sharing.discard(held.key)
         self._intake.discard(held)
         if held.seq and self._by_seq.pop(held.seq.id, None):
             self._engine.abort(held.seq.id)
         self._intake.admit()
 
     def load(self) -> LoadReport:
-        waiting_tokens = self._intake.num_waiting_tokens
-        return load_of(self._engine, waiting_for_kv=len(self._intake), waiting_tokens=waiting_tokens)
+        waiting = len(self._intake) + len(self._sharing)
+        return load_of(self._engine, waiting_for_kv=waiting, waiting_tokens=self._num_waiting_tokens)
+
+    @property
+    def _num_waiting_tokens(self) -> int:
+        """Tokens of what has not got as far as the engine."""
+        return self._intake.num_waiting_tokens + self._sharing.num_tokens
 
     def tick(self) -> None:
         self._intake.admit()
@@ -150,15 +161,16 @@ class DecodeService:
         decoding = DecodingItem(held.key, result.final.age_s * 1e3, result.num_bytes)
         self._worker.emit(held.gateway, decoding)
         self._worker.emit(held.gateway, token)
-        try:
-            self._decode(held, seq)
-        except GalleyError as error:
-            self._pool.release(blocks)
-            self._worker.fail(self, held, error)
+        self._decode(held, seq)
 
     def _decode(self, held: Decoding, seq: Sequence) -> None:
-        """Raises GalleyError when the sequence can never run here."""
-        self._engine.add(seq)
+        """Give `seq` to the engine, with the blocks that it holds."""
+        try:
+            self._engine.add(seq)
+        except GalleyError as error:
+            self._pool.release(seq.blocks)
+            self._worker.fail(self, held, error)
+            return
         held.seq = seq
         self._by_seq[seq.id] = held
 
@@ -184,7 +196,9 @@ class DecodeService:
         self._meter.count(plan)
 
     def progressed(self, seq: Sequence) -> None:
-        """Nobody waits for the KV of a decode."""
+        held = self._by_seq.get(seq.id)
+        if held and held.handoff is None and not held.told_stats:
+            held.num_offered = self._sharing.computed(seq, seq.blocks, held.num_offered)
 
     def scored(self, seq: Sequence, index: int, logprobs: Seq[TokenLogprobs]) -> None:
         if held := self._by_seq.get(seq.id):

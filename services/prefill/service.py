@@ -25,7 +25,7 @@ from common.errors import (
     NoInstance,
     WorkerFailed,
 )
-from common.ids import AttemptKey, InstanceRef, LeaseId, SequenceId
+from common.ids import AttemptKey, BlockId, InstanceRef, LeaseId, SequenceId
 from common.kv.block_pool import BlockPool
 from common.kv.exporter import KVExporter
 from common.kv.lease import LEASE_STATES, LeaseState
@@ -44,7 +44,9 @@ from common.messages.stream import BoundItem, PrefillStats, TokenLogprobs
 from common.observability.timeline import Stage
 from common.runtime.host import Parts
 from common.runtime.items import finish_item, prompt_items, tokens_item
+from common.runtime.load import load_of
 from common.runtime.meters import ExportMeter, StepMeter
+from common.runtime.prefix_sharing import PrefixSharing
 from common.runtime.worker import Held, Worker, labels
 from services.prefill.handover import choose_decode, offer
 
@@ -69,6 +71,10 @@ class Prefilling(Held):
     started: float = 0.0
     lease: LeaseId | None = None
     decode: InstanceRef | None = None
+    blocks: tuple[BlockId, ...] = ()
+    """Of its prompt, once started."""
+    num_offered: int = 0
+    """How many of them were offered to the KV pool."""
     sampled: bool = False
     binding: asyncio.Task[None] | None = None
 
@@ -89,6 +95,7 @@ class PrefillService:
 
     def __init__(self, parts: Parts, worker: Worker, pool: BlockPool) -> None:
         settings = parts.settings
+        self._parts = parts
         # UCX listens on every address, so there is always a key; who issues a token alone checks it.
         secret = settings.secret.get_secret_value() or parts.ids.hex(32)
         self._worker = worker
@@ -115,6 +122,7 @@ class PrefillService:
         )
         self._engine: Engine
         self._meter: StepMeter
+        self._sharing: PrefixSharing
         self._by_seq: dict[SequenceId, Prefilling] = {}
         self._numbers = count(1)
         self._ticked = asyncio.Event()
@@ -125,12 +133,15 @@ class PrefillService:
         """The engine whose sink this is; before the first job."""
         self._engine = engine
         self._meter = StepMeter(self._worker.metrics, engine.scheduler)
+        self._sharing = PrefixSharing(self._parts, self._worker, engine.scheduler)
 
     async def start(self) -> None:
         await self._transport.listen(self._exporter.serve)
 
     async def run(self) -> None:
-        await self._exporter.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._exporter.run())
+            tasks.create_task(self._sharing.run())
 
     async def close(self) -> None:
         await self._exporter.close()
@@ -140,7 +151,7 @@ class PrefillService:
     def submit(self, job: Job) -> Refused | None:
         if job.decode is None and not _one_token(job, self._max_model_len):
             return Refused("invalid", "a prefill instance hands over, but the job names no decode")
-        queued = self._engine.scheduler.queued_tokens
+        queued = self._engine.scheduler.queued_tokens + self._sharing.num_tokens
         tokens = [*job.prompt_ids, *job.output_ids]
         if queued and queued + len(tokens) > self._max_queued_tokens:
             return Refused("full", f"{queued} tokens are queued already")
@@ -159,16 +170,24 @@ class PrefillService:
             hand_over=True,
         )
         try:
-            self._engine.add(seq)
+            self._engine.scheduler.check(seq)
         except GalleyError as error:
             return Refused("invalid", error.message)
         held = Prefilling(job.key, job.gateway, seq.deadline, job, seq, now)
         self._by_seq[seq.id] = held
         self._worker.hold(held)
+        self._sharing.fetch(seq, partial(self._enqueue, held))
         return None
+
+    def _enqueue(self, held: Prefilling) -> None:
+        try:
+            self._engine.add(held.seq)
+        except GalleyError as error:
+            self._worker.fail(self, held, error)
 
     def end(self, held: Held) -> None:
         assert isinstance(held, Prefilling)
+        self._sharing.discard(held.key)
         if self._by_seq.pop(held.seq.id, None):
             self._engine.abort(held.seq.id)
         if held.binding:
@@ -179,16 +198,8 @@ class PrefillService:
             self._abort_decode(held, held.decode, "superseded")
 
     def load(self) -> LoadReport:
-        scheduler = self._engine.scheduler
-        return LoadReport(
-            requests_queued=scheduler.num_waiting,
-            requests_running=scheduler.num_running,
-            requests_waiting_for_kv=self._worker.count("waiting_for_kv"),
-            queued_tokens=scheduler.queued_tokens,
-            running_tokens=scheduler.running_tokens,
-            free_blocks=self._pool.num_free,
-            step_ms=self._engine.last_step_ms,
-        )
+        waiting = self._worker.count("waiting_for_kv")
+        return load_of(self._engine, waiting_for_kv=waiting, waiting_tokens=self._sharing.num_tokens)
 
     def tick(self) -> None:
         self._ticked.set()
@@ -205,13 +216,14 @@ class PrefillService:
     def started(self, seq: Sequence) -> None:
         held = self._by_seq[seq.id]
         held.started = self._worker.clock.now()
+        held.blocks = tuple(seq.blocks)
         self._meter.admitted(seq)
         if _one_token(held.job, self._max_model_len):
             self._worker.emit(held.gateway, BoundItem(held.key, None))
             return
         self._pool.retain(seq.blocks)
         held.lease = self._exporter.start(
-            held.key, tuple(seq.blocks), len(seq.tokens), held.deadline, seq.num_cached
+            held.key, held.blocks, len(seq.tokens), held.deadline, seq.num_cached
         )
         held.binding = self._worker.spawn(self._bind(held, held.lease))
 
@@ -222,6 +234,8 @@ class PrefillService:
         held = self._by_seq.get(seq.id)
         if held and held.lease is not None:
             self._exporter.advance(held.lease, seq.num_computed)
+        if held:
+            held.num_offered = self._sharing.computed(seq, held.blocks, held.num_offered)
 
     def scored(self, seq: Sequence, index: int, logprobs: Seq[TokenLogprobs]) -> None:
         if held := self._by_seq.get(seq.id):

@@ -11,6 +11,7 @@ from typing import Literal
 
 from common.clock import LoopClock
 from common.config import (
+    SPLIT,
     DecodeSettings,
     EngineSettings,
     GatewaySettings,
@@ -38,6 +39,7 @@ from services.prefill.service import PrefillService
 from services.router.service import RouterService
 from tests.support.faulty import Faults
 from tests.support.leaks import assert_pool_idle
+from tests.support.memory_pool import MemoryPool
 
 STEP_S = 0.02
 """What a step takes, whatever is in it, and what each of its tokens adds."""
@@ -94,6 +96,7 @@ class SimWorker:
             transport=self.transport,
             metrics=self.metrics,
             http_url="",
+            kv_pool=cluster.kv_pool,
         )
         self.host = WorkerHost(parts, PrefillService if settings.role == "prefill" else DecodeService)
         self.stopping = asyncio.Event()
@@ -126,18 +129,20 @@ class SimCluster:
         gateway_settings: GatewaySettings | None = None,
         ordering: Literal["fcfs", "shortest_first", "slack", "priority"] = "fcfs",
         drain_seconds: float = 0,
+        kv_pool: MemoryPool | None = None,
         seed: int = 1,
     ) -> None:
         self.ids = SeededIds(seed)
         self.faults = Faults()
         self.control = MemoryHub(self.faults)
         self.kv = InprocHub()
+        self.kv_pool = kv_pool or (MemoryPool() if topology == "pooled" else None)
         self.model = model or FakeModel()
         self.workers: dict[str, SimWorker] = {}
         self._gateway_settings = gateway_settings or GatewaySettings()
         self._topology = topology
         self._ordering = ordering
-        self._counts = (prefill if topology == "disaggregated" else 0, decode)
+        self._counts = (prefill if topology in SPLIT else 0, decode)
         self._num_blocks = num_blocks
         self._drain_seconds = drain_seconds
         self.router: RouterService

@@ -1,4 +1,4 @@
-"""A worker's link to the KV pool: the store, where its blocks are, and whether it is to be asked at the moment.
+"""A worker's link to the KV pool: the store, the memory of its blocks, and whether to ask it at the moment.
 
 Loader and publisher share it. Knows nothing of sequences.
 """
@@ -45,9 +45,6 @@ class PoolLink:
     async def publish(self, names: Seq[bytes], blocks: Seq[BlockId]) -> int:
         """How many of the first `blocks` are in the pool now. The caller holds them as for `load`."""
         return await self._call(lambda: self._store.publish(names, self._memory(blocks)))
-
-    async def close(self) -> None:
-        await self._store.close()
 
     def _memory(self, blocks: Seq[BlockId]) -> list[object]:
         return [self._buffer.block(block) for block in blocks]

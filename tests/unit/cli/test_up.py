@@ -34,7 +34,7 @@ def test_what_is_no_assignment_is_refused() -> None:
 def test_only_topologies_are_topologies() -> None:
     assert checked_topology("chunked") == "chunked"
     with pytest.raises(
-        ConfigError, match="topology = 'ring': must be one of disaggregated, chunked, colocated"
+        ConfigError, match="topology = 'ring': must be one of disaggregated, pooled, chunked, colocated"
     ):
         checked_topology("ring")
 

@@ -1,4 +1,4 @@
-"""A decode shares what its own prefix cache has, and pulls only the rest: in virtual time, every byte checked."""
+"""A decode shares what its prefix cache has and pulls only the rest: in virtual time, every byte checked."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ PREFIX = [(3 * i) % MODEL.vocab_size for i in range(256)]
 
 
 def received(cluster: SimCluster) -> float:
-    return cluster.workers["decode-0"].metrics.kv_received_tokens._value.get()
+    return float(cluster.workers["decode-0"].metrics.kv_received_tokens._value.get())
 
 
 @pytest.mark.parametrize(
