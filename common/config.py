@@ -42,6 +42,7 @@ SPLIT: frozenset[Topology] = frozenset(("disaggregated", "pooled"))
 Port = Annotated[int, Field(ge=0, le=65535)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 PositiveInt = Annotated[int, Field(ge=1)]
+Milliseconds = Annotated[float, Field(ge=1, lt=1e8, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
@@ -291,6 +292,12 @@ class GatewaySettings(ModelSettings):
     port: Port = Field(default=8000, description="HTTP port; 0 takes a free one")
     request_timeout_s: Seconds = Field(default=600, description="longest life of a request, in s")
     first_token_timeout_s: Seconds = Field(default=60, description="longest wait for the first token, in s")
+    default_ttft_slo_ms: Milliseconds | None = Field(
+        default=None, description="TTFT budget of requests that name none, in ms; else they have none"
+    )
+    default_tpot_slo_ms: Milliseconds | None = Field(
+        default=None, description="TPOT budget of requests that name none, in ms; else they have none"
+    )
     max_attempts: int = Field(default=4, ge=1, le=100, description="how often one choice is started at most")
     max_requests: PositiveInt = Field(default=4096, description="requests in flight; more get 429")
     max_unread_bytes: PositiveInt = Field(

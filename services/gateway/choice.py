@@ -315,16 +315,18 @@ class ChoiceLife:
 
     def _ask(self) -> AskRoute:
         num_output = len(self._output.ids)
-        return AskRoute(
-            RouteRequest(
-                key=self._attempt.key,
-                gateway=self._envelope.gateway,
-                prompt_tokens=len(self.spec.prompt_ids) + num_output,
-                max_tokens=self.spec.sampling.max_tokens - num_output,
-                exclude=self._excluded.refs,
-                slo=self._envelope.slo,
-            )
+        request = RouteRequest(
+            key=self._attempt.key,
+            gateway=self._envelope.gateway,
+            prompt_tokens=len(self.spec.prompt_ids) + num_output,
+            max_tokens=self.spec.sampling.max_tokens - num_output,
+            exclude=self._excluded.refs,
+            slo=self._envelope.slo,
         )
+        if not self._scores.complete:  # a prompt's log probabilities come of computing it
+            return AskRoute(request)
+        salt = self._envelope.cache_salt
+        return AskRoute(request, self.spec.prompt_ids, tuple(self._output.ids), salt)
 
     def _job(self, route: Route) -> Job:
         now, envelope = self._clock.now(), self._envelope

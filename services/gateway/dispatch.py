@@ -23,6 +23,7 @@ from common.messages.generation import Accepted, Job, Refused, Rejected, Route, 
 from common.routing.cluster_view import ClusterView
 from common.runtime.aborts import abort_until_answered
 from common.runtime.bus import MessageBus
+from services.gateway.block_names import BlockNamer
 from services.gateway.effects import AskRoute, SendAbort, SendJob
 from services.gateway.flow import RequestFlow
 from services.gateway.membership import Liveness
@@ -47,10 +48,11 @@ class Dispatcher:
         self._liveness = liveness
         self._clock = clock
         self._spawn = spawn
+        self._namer = BlockNamer(view, clock)
         self._aborting: set[tuple[InstanceRef, AttemptKey]] = set()
 
     def ask_route(self, flow: RequestFlow, effect: AskRoute) -> None:
-        self._spawn(self._route(flow, effect.request))
+        self._spawn(self._route(flow, self._namer.named(effect)))
 
     def send_job(self, flow: RequestFlow, effect: SendJob) -> None:
         self._spawn(self._job(flow, effect.job))

@@ -10,9 +10,15 @@ from common.messages.stream import FinishReason, PrefillStats, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class AskRoute:
-    """Ask a router; answer with on_route or on_route_failed."""
+    """Ask a router; answer with on_route or on_route_failed.
+
+    The tokens are those by which cached prefixes can be found; none where the cache is passed by.
+    """
 
     request: RouteRequest
+    prompt_ids: tuple[int, ...] = ()
+    output_ids: tuple[int, ...] = ()
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from common.config import GatewaySettings
 from common.errors import ContextLengthExceeded, NoInstance, Overloaded
 from common.ids import IdSource, InstanceId, InstanceRef, RequestId
 from common.messages.cluster import MESSAGE_VERSION, Beat, GatewayBeat, InstanceInfo, RouterBeat, WorkerBeat
-from common.messages.generation import Abort
+from common.messages.generation import SLO, Abort
 from common.messages.stream import Frame, FrameItem
 from common.observability.metrics import GatewayMetrics
 from common.observability.timeline import RequestTimeline, Stage
@@ -67,6 +67,8 @@ class Gateway:
         self.info = InstanceInfo(
             ref, "gateway", (MESSAGE_VERSION, MESSAGE_VERSION), "", model=vocabulary.model
         )
+        self.default_slo = SLO(_seconds(settings.default_ttft_slo_ms), _seconds(settings.default_tpot_slo_ms))
+        """Budgets of requests that name none."""
         self._bus = bus
         self._clock = clock
         self._settings = settings
@@ -275,6 +277,10 @@ class Gateway:
 
     def _num_in(self, stage: Stage) -> int:
         return sum(flow.record.stage == stage for flow in self._flows.values())
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
 
 
 def unique_ref(ref: InstanceRef) -> InstanceRef:

@@ -11,9 +11,10 @@ from common.messages.generation import SLO
 from services.gateway.openai.openapi import BUDGET, TIMING, TPOT, TTFT
 
 
-def slo_of(headers: Mapping[str, str]) -> SLO | None:
-    """The budget in TTFT and TPOT, either of which may be missing. Raises InvalidRequest."""
-    ttft, tpot = _budget_s(headers, TTFT), _budget_s(headers, TPOT)
+def slo_of(headers: Mapping[str, str], default: SLO) -> SLO | None:
+    """The budget in TTFT and TPOT; `default` has those that the headers leave out. Raises InvalidRequest."""
+    ttft = _budget_s(headers, TTFT) or default.ttft_s
+    tpot = _budget_s(headers, TPOT) or default.tpot_s
     return None if ttft is None and tpot is None else SLO(ttft, tpot)
 
 

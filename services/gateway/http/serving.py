@@ -114,7 +114,7 @@ class Serving:
             include_stop=ask.include_stop_str_in_output,
             priority=ask.priority,
             cache_salt=ask.cache_salt,
-            slo=slo_of(request.headers),
+            slo=slo_of(request.headers, self.gateway.default_slo),
             client_id=request[LABEL],
         )
 
