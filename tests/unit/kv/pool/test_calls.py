@@ -10,7 +10,7 @@ import pytest
 from common.errors import KVPoolUnavailable
 from common.kv.pool.base import PoolEvent
 from common.kv.pool.calls import Call, PoolCalls
-from tests.unit.kv.pool.meters import CountingMeter
+from tests.support.pool_meter import CountingMeter
 
 WAIT_S = 10
 

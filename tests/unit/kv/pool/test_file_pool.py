@@ -14,7 +14,7 @@ import pytest
 from common.errors import ConfigError, KVPoolUnavailable
 from common.kv.pool.directory import PAGE
 from common.kv.pool.file import FilePool
-from tests.unit.kv.pool.meters import CountingMeter
+from tests.support.pool_meter import CountingMeter
 
 BLOCK_BYTES = PAGE - 100
 """With its header a page: so many objects fit as the bound has pages."""

@@ -1,8 +1,8 @@
 """The file pool against a dict: any order of publishing, loading and damage, one process or two."""
 
 import asyncio
+import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from common.kv.pool import file
 from common.kv.pool.directory import PAGE
 from common.kv.pool.file import FilePool
-from tests.unit.kv.pool.meters import CountingMeter
+from tests.support.pool_meter import CountingMeter
 from tests.unit.kv.pool.test_file_pool import BLOCK_BYTES, block, buffers, name, objects
 
 CAPACITY = 5
@@ -98,15 +98,18 @@ async def follow(path: Path, steps: list[tuple[str, int, list[int]]]) -> None:
             assert target[:loaded] == [block(number) for number in chain[:loaded]]
         else:
             model.damage(chain[0])
-            for found in damaged(path, chain[0]):
-                found.write_bytes(found.read_bytes()[:-1] + b"\xff")
+            damage(path, chain[0])
         assert [found.name for found in objects(path)] == sorted(name(number).hex() for number in model.held)
     for pool in pools:
         await pool.close()
 
 
-def damaged(path: Path, number: int) -> Iterator[Path]:
-    return (found for found in objects(path) if found.name == name(number).hex())
+def damage(path: Path, number: int) -> None:
+    for found in objects(path):
+        if found.name == name(number).hex():
+            used = found.stat().st_mtime_ns
+            found.write_bytes(found.read_bytes()[:-1] + b"\xff")
+            os.utime(found, ns=(used, used))
 
 
 @settings(max_examples=60)
