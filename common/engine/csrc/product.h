@@ -22,7 +22,7 @@ constexpr int64_t kPanel = 32;
 constexpr int64_t kPanelPair = kPanel * 2 * sizeof(bf16);  // bytes of a panel for one pair of inputs
 constexpr int kTile = 12;
 constexpr int64_t kRowBlock = 240;  // rows whose inputs stay in the second-level cache
-constexpr int64_t kAhead = 2048;    // bytes between what is read and what is asked for
+constexpr int64_t kAhead = 8192;  // bytes between what is read and what is asked for: 200 ns at 40 GB/s
 
 inline __m512bh as_bf16(__m512i bits) { return (__m512bh)bits; }
 
