@@ -8,6 +8,7 @@ import asyncio
 
 from common.engine.runner import BatchPlan, PlanRow, SampledToken, StepResult
 from common.ids import BlockId
+from common.kv.codec import NO_CODECS
 from common.kv.layout import KVLayout
 
 BLOCK_SIZE = 256
@@ -33,6 +34,7 @@ class EchoRunner:
     eos_token_ids = ()
     vocab_size = VOCAB_SIZE
     weights_fingerprint = "echo"
+    kv_codecs = NO_CODECS
 
     def __init__(self, max_model_len: int, num_blocks: int) -> None:
         self.max_model_len = max_model_len

@@ -4,6 +4,7 @@ Rungs are whole numbers, a rate is base x step^rung, so halving a bracket of run
 and two contestants meet at equal rates. Pure. Knows nothing of how a rate is tried.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +27,10 @@ class Ladder:
     def rate(self, rung: int) -> float:
         """Requests/s."""
         return self.base * self.step**rung
+
+    def rung_below(self, rate: float) -> int:
+        """The highest rung whose rate is not above `rate`."""
+        return math.floor(math.log(rate / self.base, self.step) + 1e-9)
 
 
 @dataclass(slots=True)

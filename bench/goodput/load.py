@@ -7,7 +7,7 @@ that it shares with those it measures. Times are the wall clock's, those of reco
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Protocol
@@ -35,7 +35,7 @@ class Watching(Protocol):
 
     def ended(self, record: RequestRecord) -> None: ...
 
-    def hopeless(self, running: Iterator[tuple[float, int]]) -> bool:
+    def hopeless(self, running: Iterable[tuple[float, int]]) -> bool:
         """Whether no more need be sent; `running` are (age in s, output tokens) of requests under way."""
         ...
 

@@ -12,7 +12,15 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.traces import Trace, read_trace
-from bench.workloads import Lengths, RequestSpec, fixed, gamma_arrivals, lognormal_of_mean, token_ids
+from bench.workloads import (
+    TOKEN_IDS,
+    Lengths,
+    RequestSpec,
+    fixed,
+    gamma_arrivals,
+    lognormal_of_mean,
+    token_ids,
+)
 
 TRACE = "trace"
 
@@ -50,11 +58,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`load(count, seed)` draws requests; `about` says in a line what they are."""
+    """`load(count, seed)` draws requests; `about` says in a line what they are. Prompts are made of `ids`."""
 
     name: str
     about: str
     load: Callable[[int, int], Load]
+    ids: tuple[int, int] = TOKEN_IDS
 
     def means(self) -> tuple[float, float]:
         """Mean prompt and output tokens, of a thousand requests."""
