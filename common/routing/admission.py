@@ -15,6 +15,8 @@ from common.routing.policies.base import Work
 from common.routing.prediction import Forecast, knows, unloaded
 
 LEAST_RETRY_S = 0.1
+RESIDENCE_S = 1.0
+"""Of sequences where none has ended yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,9 @@ def _too_late(forecast: Forecast, one: Instance, work: Work, slo: SLO) -> TooLat
         most = predicted - forecast.tpot_s(empty, work)
         # What has to leave first, as a share of all that can, leaves within as large a share of a residence.
         share = min(1.0, (predicted - slo.tpot_s) / most) if most > 0 else 0.0
-        found.append((share * one.load.residence_s, _says("each later token", predicted, slo.tpot_s)))
+        found.append(
+            (share * (one.load.residence_s or RESIDENCE_S), _says("each later token", predicted, slo.tpot_s))
+        )
     wait, message = max(found, default=(0.0, ""))
     return TooLate(message, max(LEAST_RETRY_S, wait)) if wait > 0 else None
 

@@ -9,9 +9,10 @@ import pytest
 from common.clock import VirtualClock
 from common.ids import AttemptKey, InstanceId, InstanceRef, RequestId
 from common.messages.block_hash import BlockHasher, pack
-from common.messages.cluster import KVEvents, LoadReport, WorkerBeat
-from common.messages.generation import DecodeRoute, DecodeRouteRequest, Rejected, Route, RouteRequest
+from common.messages.cluster import KVEvents, LoadReport, StepCost, WorkerBeat
+from common.messages.generation import SLO, DecodeRoute, DecodeRouteRequest, Rejected, Route, RouteRequest
 from common.routing.cluster_view import ClusterView, Instance
+from common.routing.pairs import Pairs
 from common.routing.policies import POLICIES, LeastTokens, Work
 from common.routing.prefix_index import PrefixIndex
 from common.routing.rules import RequestRouter, RoutingRules
@@ -173,3 +174,59 @@ def test_no_more_is_cached_than_there_are_tokens() -> None:
     view.observe(D1)
     (instance,) = view.all()
     assert Work(20, {ref("d1"): 2}).cached_tokens(instance) == 20
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_pairs_restrict_every_policy(name: str) -> None:
+    rules = RoutingRules(pairs=Pairs({"p1": ("d1",), "p2": ("d[34]",), "p3": ()}))
+    fleet = [worker_beat(f"p{n}", "prefill") for n in (1, 2, 3)] + [
+        worker_beat(f"d{n}") for n in (1, 2, 3, 4)
+    ]
+    view = ClusterView(VirtualClock())
+    for beat in fleet:
+        view.observe(beat)
+    one = RequestRouter(view, POLICIES[name](random.Random(0)), rules)
+    allowed = {"p1": {"d1"}, "p2": {"d3", "d4"}}
+    used = set()
+    for _ in range(40):
+        answer = one.route(asked())
+        assert isinstance(answer, Route)
+        assert answer.decode is not None
+        prefill = answer.worker.instance
+        bound = one.route_decode(asked_decode(prefill))
+        assert isinstance(bound, DecodeRoute)
+        assert {answer.decode.instance, bound.decode.instance} <= allowed[prefill]
+        used.add((prefill, bound.decode.instance))
+    assert used == {("p1", "d1"), ("p2", "d3"), ("p2", "d4")}
+    assert reason(one.route_decode(asked_decode("p3"))) == "no_decode"
+    gone = tuple(ref(name) for name in ("d1", "d3", "d4"))
+    assert reason(one.route(asked(exclude=gone))) == "no_decode"
+
+
+def test_a_prompt_goes_straight_to_the_decode_that_has_most_of_it() -> None:
+    view, index = ClusterView(VirtualClock()), PrefixIndex()
+    hashes = BlockHasher("same", 16).hashes(range(160))
+    for beat in (P1, D1, D2):
+        view.observe(beat)
+        index.observe(beat.info.ref, 1000, 0)
+    index.apply(KVEvents(ref("d2"), 1, stored=pack(hashes[:8])))
+    one = RequestRouter(
+        view, POLICIES["prefix_aware"](random.Random(0)), RoutingRules(local_prefill_below_tokens=64), index
+    )
+    known = replace(asked(160), block_hashes=pack(hashes))
+    assert one.route(known) == Route(ref("d2"), None)
+    assert one.route(replace(known, exclude=(ref("d2"),))) == Route(ref("p1"), ref("d1"))
+    new = one.route(replace(known, block_hashes=pack(BlockHasher("same", 16).hashes(range(1, 161)))))
+    assert isinstance(new, Route)
+    assert new.worker == ref("p1")
+
+
+def test_what_a_decode_would_compute_too_late_goes_to_a_prefill() -> None:
+    cost = StepCost(token_s=0.001)
+    busy = worker_beat("d1", load=LoadReport(requests_queued=9, queued_tokens=5000, cost=cost))
+    free = worker_beat("p1", "prefill", load=LoadReport(cost=cost))
+    one = router(RoutingRules(local_prefill_below_tokens=200), free, busy)
+    assert one.route(replace(asked(), slo=SLO(ttft_s=1.0))) == Route(ref("p1"), ref("d1"))
+    assert one.route(asked()) == Route(ref("d1"), None)
+    alone = router(RoutingRules(local_prefill_below_tokens=200), busy)
+    assert reason(alone.route(replace(asked(), slo=SLO(ttft_s=1.0)))) == "overloaded"
