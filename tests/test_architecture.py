@@ -39,6 +39,9 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "common.engine.kernel_step",
         "common.engine.products",
         "common.engine.graph",
+        "common.engine.graph_compiler",
+        "common.engine.interface",
+        "common.engine.probe",
         "common.engine.compile_graph",
         "common.engine.cuda_graphs",
         "common.engine.decode_step",
@@ -50,6 +53,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "bench.engine.trial",
     ),
     "triton": ("common.engine.triton_decode",),
+    "mooncake": ("common.kv.pool.mooncake",),
     "llguidance": (
         "common.engine.grammar",
         "common.engine.matchers",

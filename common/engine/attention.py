@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from common.engine.interface import AttentionKind
 from common.engine.runner import PlanRow
 from common.engine.staging import to_device
 from common.kv.layout import KVLayout
@@ -26,38 +27,6 @@ _MAX_PADDING: Final = 2
 _MIN_PADDED_BLOCKS: Final = 16
 _TILE: Final = 64
 """Queries per tile: their scores over a few thousand keys fit a core's second-level cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionKind:
-    """How a layer attends: score * scaling, softcap * tanh(score / softcap), the last `window` positions."""
-
-    scaling: float
-    window: int | None = None
-    softcap: float | None = None
-
-
-class Step(Protocol):
-    """What a model's forward pass needs to know of one step; `order` gives packed rows as rows of the plan.
-
-    `input_ids` and `position_ids` are `[1, tokens]`; a packed row ends before its entry of `ends`.
-    """
-
-    @property
-    def order(self) -> list[int]: ...
-
-    @property
-    def ends(self) -> list[int]: ...
-
-    @property
-    def input_ids(self) -> Tensor: ...
-
-    @property
-    def position_ids(self) -> Tensor: ...
-
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind
-    ) -> Tensor: ...
 
 
 class DecodeAttention(Protocol):

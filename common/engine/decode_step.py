@@ -10,7 +10,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from common.engine.attention import AttentionKind, MakeDecode, PagedPool
+from common.engine.attention import MakeDecode, PagedPool
+from common.engine.interface import AttentionKind
 from common.engine.runner import PlanRow
 from common.engine.staging import staging
 
@@ -56,7 +57,7 @@ class DecodeInputs:
 
 
 class DecodeStep:
-    """One forward pass over a DecodeInputs; see attention.Step. Made anew for each, as for a recording."""
+    """One forward pass over a DecodeInputs; see interface.Step. Made anew for each, as for a recording."""
 
     def __init__(self, pool: PagedPool, inputs: DecodeInputs, make: MakeDecode) -> None:
         numbers = inputs.numbers

@@ -2,36 +2,31 @@
 
 One graph serves every step: the numbers of tokens, rows and blocks are dynamic, products and attention are
 our own operators (kernels.py). The library holds no weights; it is made in a process of its own
-(compile_graph.py), kept in the cache directory, and given the loaded model's tensors. Knows nothing of plans.
+(compile_graph.py), kept in the cache directory, and given the loaded model's tensors (graph_compiler.py).
+Knows nothing of plans.
 """
 
 import hashlib
 import os
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import Final, cast
 
-import orjson
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from common.engine import kernels
-from common.engine.kernel_step import KernelStep, PagedInputs
-from common.engine.loading import PAGED, LoadedModel, checked_config, register_attention, torch_dtype
+from common.engine import interface, kernels
+from common.engine.kernel_step import PagedInputs
 from common.engine.products import use_kernels
-from common.engine.sealed import is_sound, publish
-from common.kv.layout import DType, KVLayout
+from common.engine.sealed import publish
+from common.kv.layout import KVLayout
 
-_MADE_OF: Final = ("graph.py", "kernel_step.py", "loading.py", "products.py")
-_TIME_LIMIT_S: Final = 1800
+MADE_OF: Final = ("graph.py", "interface.py", "kernel_step.py", "products.py")
+"""The files beside this one that say what is computed; a graph is made anew when one of them changes."""
+
+_DTYPE: Final = torch.bfloat16
+"""All that our operators take."""
 _MOST: Final = 1 << 20
 _INDUCTOR: Final[dict[str, bool | int]] = {
     "aot_inductor.package_constants_in_so": False,
@@ -42,110 +37,10 @@ _INDUCTOR: Final[dict[str, bool | int]] = {
 }
 
 
-class CompileFailed(Exception):
-    """A model could not be compiled; the text says why. It can be run all the same, as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledModel:
-    """Does what LoadedModel.logits does; made for that model's tensors, which it goes on using."""
-
-    run: Callable[[list[Tensor]], Tensor]
-    vocab_size: int
-
-    def logits(self, step: KernelStep, wanted: Tensor) -> Tensor:
-        """Float32 logits `[len(wanted), vocab]` of the packed token indices `wanted`."""
-        asked = torch.nn.functional.pad(wanted, (0, max(0, 2 - len(wanted))))
-        paged = step.inputs
-        inputs = [step.input_ids, step.position_ids, paged.pool, paged.rows, paged.tables, asked]
-        return self.run(inputs)[: len(wanted)]
-
-
-class GraphCompiler:
-    """Has one model's graph compiled by a child process, at nice 19, and loads it.
-
-    idle --run--> running --child ended well, or found in the cache--> done
-                  running --child failed, stop--> failed
-    """
-
-    def __init__(self, directory: Path, model: LoadedModel, layout: KVLayout, cache_dir: Path) -> None:
-        self._directory = directory
-        self._model = model
-        self._layout = layout
-        self._cache_dir = cache_dir
-        self.library = graph_path(directory, layout, cache_dir)
-        self._child: subprocess.Popen[bytes] | None = None
-        self._stopped = False
-
-    @property
-    def is_cached(self) -> bool:
-        return is_sound(self.library)
-
-    def run(self) -> CompiledModel:
-        """Blocks until the graph is there (about a minute the first time). Raises CompileFailed."""
-        if not self.is_cached:
-            self._compile()
-        return self._load()
-
-    def stop(self) -> None:
-        """End the child, if there is one; from any thread. `run` then raises CompileFailed."""
-        self._stopped = True
-        if self._child is not None:
-            _kill(self._child)
-
-    def _compile(self) -> None:
-        if kernels.compiler() is None:
-            raise CompileFailed("there is no C++ compiler: install g++")
-        with tempfile.TemporaryDirectory(prefix="galley-", ignore_cleanup_errors=True) as scratch:
-            command = ["env", f"TMPDIR={scratch}", sys.executable, "-m", "common.engine.compile_graph"]
-            command += [str(self._directory), orjson.dumps(self._layout).decode(), str(self._cache_dir)]
-            said = Path(scratch) / "stderr"
-            with said.open("wb") as errors:
-                code = self._wait(command, errors)
-            if code:
-                reason = _error(said.read_text(errors="replace")) or f"exit {code}"
-                raise CompileFailed("stopped" if self._stopped else reason)
-
-    def _wait(self, command: list[str], errors: IO[bytes]) -> int:
-        """Run the child to its end. Its standard input ends with this process, and it ends with that."""
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stdout=errors, stderr=errors, process_group=0) as child:
-            self._child = child
-            if self._stopped:
-                _kill(child)
-            try:
-                return child.wait(_TIME_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                _kill(child)
-                raise CompileFailed(f"not done after {_TIME_LIMIT_S} s") from None
-
-    def _load(self) -> CompiledModel:
-        try:
-            graph = torch.classes.galley.Graph(str(self.library))
-            named = _tensors(_Traced(self._model.module))
-            graph.use({name: named[name] for name in graph.constants()})
-        except (RuntimeError, KeyError, OSError) as error:
-            raise CompileFailed(f"{self.library}: {error}") from error
-        return CompiledModel(graph.run, self._model.vocab_size)
-
-
-def _error(said: str) -> str:
-    """The line of a program's last words that tells the error: C++ adds its stack."""
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith((" ", "frame #"))]
-    return lines[-1] if lines else ""
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    """End a child that leads a process group, with the compilers that it started."""
-    if child.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-
-
 def graph_path(directory: Path, layout: KVLayout, cache_dir: Path) -> Path:
     """Where the compiled graph of a model lies: a name made of all that it depends on."""
     digest = hashlib.blake2b((directory / "config.json").read_bytes(), digest_size=16)
-    for name in _MADE_OF:
+    for name in MADE_OF:
         digest.update((Path(__file__).parent / name).read_bytes())
     parts = (layout, kernels.sources_digest(), version("transformers"))
     digest.update(repr((parts, sorted(kernels.cpu_features()))).encode())
@@ -157,8 +52,9 @@ def compile_graph(directory: Path, layout: KVLayout, target: Path) -> None:
 
     For a process of its own: takes all its time in Python and the C++ compiler. Raises whatever torch raises.
     """
-    module = _skeleton(directory, layout.dtype)
-    pool = torch.zeros(layout.pool_shape(2), dtype=torch_dtype(layout.dtype))
+    register_shapes()
+    module = _skeleton(directory)
+    pool = torch.zeros(layout.pool_shape(2), dtype=_DTYPE)
     ids, rows = torch.zeros(1, 8, dtype=torch.long), torch.zeros(4, 3, dtype=torch.int32)
     tables, wanted = torch.zeros(4, 4, dtype=torch.int32), torch.zeros(4, dtype=torch.long)
     tokens, high, width, asked, blocks = (
@@ -204,19 +100,35 @@ class _Traced(nn.Module):
         return cast(Tensor, output.logits)[0].float()
 
 
-def _skeleton(directory: Path, dtype: DType) -> nn.Module:
+def _skeleton(directory: Path) -> nn.Module:
     """The model with its shapes and no weights: memory that is never written costs nothing."""
-    register_attention()
-    config, _ = checked_config(directory)
+    interface.register()
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
     with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(config, dtype=torch_dtype(dtype), attn_implementation=PAGED)
+        module = AutoModelForCausalLM.from_config(config, dtype=_DTYPE, attn_implementation=interface.PAGED)
     module.eval().requires_grad_(False)
     use_kernels(module)
     return cast(nn.Module, module.to_empty(device="cpu"))
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """What a graph of `model` may want of it, by the names that it uses."""
+    traced = _Traced(model)
     return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
+        **dict(traced.named_parameters(remove_duplicate=False)),
+        **dict(traced.named_buffers(remove_duplicate=False)),
     }
+
+
+def register_shapes() -> None:
+    """Let torch know what shapes the operators answer, which tracing needs; again does no harm."""
+    torch.library.register_fake("galley::linear", _linear_shape)
+    torch.library.register_fake("galley::attend", _attend_shape)
+
+
+def _linear_shape(x: Tensor, packed: Tensor, bias: Tensor | None, n: int, unrounded: bool) -> Tensor:  # noqa: ARG001
+    return x.new_empty(*x.shape[:-1], n, dtype=torch.float32 if unrounded else x.dtype)
+
+
+def _attend_shape(query: Tensor, *_others: object) -> Tensor:
+    return query.new_empty(query.shape[1], query.shape[0], query.shape[2])

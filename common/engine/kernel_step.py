@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.engine.attention import AttentionKind
+from common.engine.interface import AttentionKind
 from common.engine.runner import PlanRow
 
 

@@ -18,7 +18,6 @@ from typing import Final
 
 import structlog
 import torch
-from torch import Tensor
 
 from common.engine.sealed import is_sound, publish
 
@@ -64,8 +63,6 @@ def load_kernels(cache_dir: Path) -> None:
         torch.ops.load_library(library)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise KernelsUnavailable(str(error)) from error
-    torch.library.register_fake("galley::linear", _linear_shape)
-    torch.library.register_fake("galley::attend", _attend_shape)
 
 
 def compiler() -> str | None:
@@ -142,11 +139,3 @@ def cpu_features() -> set[str]:
         return set()
     flags = next((line for line in lines if line.startswith("flags")), "")
     return set(flags.split()) if os.uname().machine == "x86_64" else set()
-
-
-def _linear_shape(x: Tensor, packed: Tensor, bias: Tensor | None, n: int, unrounded: bool) -> Tensor:  # noqa: ARG001
-    return x.new_empty(*x.shape[:-1], n, dtype=torch.float32 if unrounded else x.dtype)
-
-
-def _attend_shape(query: Tensor, *_others: object) -> Tensor:
-    return query.new_empty(query.shape[1], query.shape[0], query.shape[2])

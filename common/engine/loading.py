@@ -1,13 +1,11 @@
 """From a model directory to a torch module whose attention is ours; refuses what cannot be served.
 
-Model code comes from transformers; its attention calls are redirected to `PagedStep.attend`. Whether that
-is right for an architecture is found out by looking at one tiny forward pass, not by a list of names.
-Knows nothing of plans and pools.
+Model code comes from transformers; its attention is replaced (interface.py), where that is right for it
+(probe.py). Knows nothing of plans and pools.
 """
 
-import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -15,31 +13,17 @@ import structlog
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from common.engine import kernels
-from common.engine.attention import AttentionKind, Step
+from common.engine import interface, kernels, probe
+from common.engine.interface import PAGED, Step
+from common.engine.probe import ModelShape
 from common.engine.products import pack_linears, use_kernels
 from common.errors import ConfigError, UnsupportedModel
 from common.kv.layout import DType
 
-PAGED: Final = "galley_paged"
-_LOOKED_AT: Final = "galley_probe"
-_PROBE_TOKENS: Final = 4
 _LAYER_TYPES: Final = ("full_attention", "sliding_attention")
-_UNDERSTOOD: Final = (
-    "scaling",
-    "softcap",
-    "dropout",
-    "position_ids",
-    "cache_position",
-    "use_cache",
-    "output_attentions",
-    "output_hidden_states",
-    "output_router_logits",
-    "return_dict",
-)
 _DTYPES: Final[dict[DType, torch.dtype]] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -51,15 +35,11 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A causal language model on its device, in evaluation mode, and the shape of its keys and values."""
+    """A causal language model on its device, in evaluation mode."""
 
     module: nn.Module
     dtype: DType
-    num_layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab_size: int
+    shape: ModelShape
     uses_kernels: bool = False
 
     def logits(self, step: Step, wanted: Tensor) -> Tensor:
@@ -75,7 +55,7 @@ class LoadedModel:
         if len(wanted) == 0:
             body = cast(nn.Module, self.module.base_model)
             body(**inputs, galley_step=step)
-            return torch.empty(0, self.vocab_size, device=wanted.device)
+            return torch.empty(0, self.shape.vocab_size, device=wanted.device)
         output = self.module(**inputs, galley_step=step, logits_to_keep=wanted)
         return cast(Tensor, output.logits)[0].float()
 
@@ -100,15 +80,17 @@ def load_model(directory: Path, dtype: str, device: str, cache_dir: Path | None 
     float16 product. Raises UnsupportedModel naming the architecture and the reason, and ConfigError when the
     files cannot be read.
     """
-    register_attention()
-    config, name = checked_config(directory)
+    interface.register()
+    probe.register()
+    transformers_logging.disable_progress_bar()
+    config, name = _checked_config(directory)
     used = _pick_dtype(dtype, config, device)
     try:
         module = AutoModelForCausalLM.from_pretrained(
             directory,
             config=config,
             dtype=_DTYPES[used],
-            attn_implementation=_LOOKED_AT,
+            attn_implementation=probe.LOOKED_AT,
             use_safetensors=True,
         )
     except KeyError as error:
@@ -118,28 +100,18 @@ def load_model(directory: Path, dtype: str, device: str, cache_dir: Path | None 
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"model: the weights in {directory} cannot be read: {error}") from error
     module = module.to(device).eval().requires_grad_(False)
-    model = _probe(module, name, used)
+    shape = probe.probe(module, name)
     module.set_attn_implementation(PAGED)
+    uses_kernels = False
     if device == "cpu" and used == "bfloat16":
-        if cache_dir is not None and _has_kernels(model, cache_dir):
-            use_kernels(module)
-            return replace(model, uses_kernels=True)
-        pack_linears(module)
-    return model
+        uses_kernels = cache_dir is not None and _has_kernels(shape, cache_dir)
+        (use_kernels if uses_kernels else pack_linears)(module)
+    return LoadedModel(module, used, shape, uses_kernels)
 
 
-def register_attention() -> None:
-    """Let transformers know our attention functions; again does no harm."""
-    transformers_logging.disable_progress_bar()
-    AttentionInterface.register(PAGED, _paged_attention)
-    AttentionMaskInterface.register(PAGED, _no_mask)
-    AttentionInterface.register(_LOOKED_AT, _probe_attention)
-    AttentionMaskInterface.register(_LOOKED_AT, _probe_mask)
-
-
-def _has_kernels(model: LoadedModel, cache_dir: Path) -> bool:
-    if model.head_dim not in kernels.HEAD_DIMS or model.heads > kernels.MOST_GROUP * model.kv_heads:
-        reason = f"head_dim {model.head_dim} with {model.heads} heads over {model.kv_heads} has no kernel"
+def _has_kernels(shape: ModelShape, cache_dir: Path) -> bool:
+    if shape.head_dim not in kernels.HEAD_DIMS or shape.heads > kernels.MOST_GROUP * shape.kv_heads:
+        reason = f"head_dim {shape.head_dim} with {shape.heads} heads over {shape.kv_heads} has no kernel"
     else:
         try:
             kernels.load_kernels(cache_dir)
@@ -179,7 +151,7 @@ def torch_dtype(dtype: DType) -> torch.dtype:
     return _DTYPES[dtype]
 
 
-def checked_config(directory: Path) -> tuple[Any, str]:
+def _checked_config(directory: Path) -> tuple[Any, str]:
     """The configuration and the architecture's name, refusing what its JSON already rules out."""
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
@@ -206,123 +178,3 @@ def _pick_dtype(setting: str, config: Any, device: str) -> DType:
     if stored == "float16" and device == "cpu":
         return "bfloat16"
     return stored if stored in _DTYPES else "float32"
-
-
-# --- what transformers calls -----------------------------------------------------------------------
-
-
-def _paged_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _mask: object,
-    *,
-    galley_step: Step,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **_others: object,
-) -> tuple[Tensor, None]:
-    """An AttentionInterface function: `[1, heads, tokens, dim]` in, `[1, tokens, heads, dim]` out."""
-    kind = AttentionKind(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
-    out = galley_step.attend(cast(int, module.layer_idx), query[0], key[0], value[0], kind)
-    return out[None], None
-
-
-def _no_mask(**_arguments: object) -> None:
-    """An AttentionMaskInterface function: PagedStep makes the masks."""
-
-
-def _probe_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: object,
-    *,
-    galley_step: "_Probe",
-    sliding_window: int | None = None,
-    **others: object,
-) -> tuple[Tensor, None]:
-    galley_step.look(module, query, key, value, mask, sliding_window, others)
-    rows, heads, tokens, _ = query.shape
-    return query.new_zeros(rows, tokens, heads, value.shape[3]), None
-
-
-def _probe_mask(*, mask_function: Callable[..., object], **others: object) -> "_Mask":
-    zero, one = torch.tensor(0), torch.tensor(1)
-    return _Mask(
-        cast("int | None", others.get("local_size")), causal=not mask_function(zero, zero, zero, one)
-    )
-
-
-# --- the probe -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Mask:
-    """Stands for the mask a model asked for, so that the probe sees which layers get it."""
-
-    window: int | None
-    causal: bool
-
-
-@dataclass(slots=True)
-class _Probe:
-    """Watches one forward pass: `shapes` per layer index as (heads, kv_heads, key dim, value dim)."""
-
-    shapes: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
-    objections: list[str] = field(default_factory=list)
-
-    def look(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: object,
-        window: int | None,
-        others: dict[str, object],
-    ) -> None:
-        layer = getattr(module, "layer_idx", None)
-        if not isinstance(layer, int) or layer in self.shapes:
-            self.objections.append("its attention layers are not numbered one by one")
-            return
-        self.shapes[layer] = (query.shape[1], key.shape[1], key.shape[3], value.shape[3])
-        unknown = sorted(k for k, v in others.items() if v is not None and k not in _UNDERSTOOD)
-        if others.get("is_causal") is True:  # what we do anyway; False is an objection
-            unknown.remove("is_causal")
-        if unknown:
-            self.objections.append(f"its attention wants {', '.join(unknown)}")
-        if not getattr(module, "is_causal", True) or (isinstance(mask, _Mask) and not mask.causal):
-            self.objections.append("its attention is not causal")
-        if isinstance(mask, Tensor) or (isinstance(mask, _Mask) and mask.window != window):
-            self.objections.append("it masks attention in a way of its own")
-        if query.shape[3] != key.shape[3] or query.shape[1] % key.shape[1]:
-            self.objections.append("queries and keys differ in size")
-
-
-def _probe(module: Any, name: str, dtype: DType) -> LoadedModel:
-    """Run four tokens through the model and judge by what reached the attention function."""
-    if "logits_to_keep" not in inspect.signature(module.forward).parameters:
-        raise UnsupportedModel(f"{name}: it cannot compute logits of chosen tokens only")
-    probe = _Probe()
-    ids = torch.arange(_PROBE_TOKENS, device=module.device)[None]
-    try:
-        with torch.inference_mode():
-            output = module(input_ids=ids, use_cache=False, logits_to_keep=1, galley_step=probe)
-    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
-        unseen = "its attention cannot be replaced by ours"
-        reason = "; ".join(dict.fromkeys(probe.objections)) or (str(error) if probe.shapes else unseen)
-        raise UnsupportedModel(f"{name}: {reason}") from error
-    layers = module.config.get_text_config().num_hidden_layers
-    shapes = set(probe.shapes.values())
-    if sorted(probe.shapes) != list(range(layers)):
-        probe.objections.append(f"only {len(probe.shapes)} of {layers} layers are attention with a KV cache")
-    elif len(shapes) != 1 or any(key != value for *_, key, value in shapes):
-        probe.objections.append("keys and values are not of one size in all layers")
-    if probe.objections:
-        raise UnsupportedModel(f"{name}: {'; '.join(dict.fromkeys(probe.objections))}")
-    heads, kv_heads, head_dim, _ = shapes.pop()
-    return LoadedModel(module, dtype, layers, heads, kv_heads, head_dim, output.logits.shape[-1])

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from common.engine.attention import AttentionKind, MakeDecode, PagedPool, additive_mask, explicit
+from common.engine.attention import MakeDecode, PagedPool, additive_mask, explicit
+from common.engine.interface import AttentionKind
 from common.kv.layout import KVLayout
 
 _log = structlog.get_logger()

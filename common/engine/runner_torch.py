@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from common import model_files
-from common.engine.attention import PagedPool, PagedStep, Step
+from common.engine.attention import PagedPool, PagedStep
 from common.engine.capacity import CPU_POOL_LIMIT, available_memory, num_blocks_for
 from common.engine.cuda_graphs import CudaRecorder, DecodeGraphs, RecordingFailed
 from common.engine.grammar import GrammarCompiler
-from common.engine.graph import CompiledModel, CompileFailed, GraphCompiler
+from common.engine.graph_compiler import CompiledModel, CompileFailed, GraphCompiler
+from common.engine.interface import Step
 from common.engine.kernel_step import KernelStep
 from common.engine.kv_codecs import make_codecs
 from common.engine.loading import LoadedModel, load_model, pick_device, torch_dtype
@@ -89,7 +90,7 @@ class TorchRunner:
         self._model = load_model(directory, dtype, device, cache_dir)
         self._max_model_len = _context(directory, max_model_len)
         self._eos = model_files.eos_token_ids(directory)
-        self._matchers = Matchers(GrammarCompiler(directory, self._model.vocab_size, self._eos))
+        self._matchers = Matchers(GrammarCompiler(directory, self._model.shape.vocab_size, self._eos))
         self._weights = f"{model_files.weights_fingerprint(directory)}-{self._model.dtype}"
         self._layout = _layout_of(self._model, block_size)
         if num_blocks is None:
@@ -101,7 +102,7 @@ class TorchRunner:
         self._pool = PagedPool(_allocate(self._layout, num_blocks + self._on_gpu, device), self._layout)
         self._buffer = TorchKVBuffer(self._pool.tensor[:num_blocks], self._layout)
         self._codecs = make_codecs(self._pool.tensor[:num_blocks], self._layout)
-        self._kernel = find_kernel(self._pool, self._model.heads) if self._on_gpu else None
+        self._kernel = find_kernel(self._pool, self._model.shape.heads) if self._on_gpu else None
         self._graphs: DecodeGraphs | None = None
         self._compiled: CompiledModel | None = None
         self._compiler: GraphCompiler | None = None
@@ -146,7 +147,7 @@ class TorchRunner:
 
     @property
     def vocab_size(self) -> int:
-        return self._model.vocab_size
+        return self._model.shape.vocab_size
 
     @property
     def weights_fingerprint(self) -> str:
@@ -341,7 +342,8 @@ def _fitting_blocks(layout: KVLayout, device: str, fraction: float, num_seqs: in
 
 
 def _layout_of(model: LoadedModel, block_size: int) -> KVLayout:
-    return KVLayout(model.kv_heads, model.num_layers, block_size, model.head_dim, model.dtype)
+    shape = model.shape
+    return KVLayout(shape.kv_heads, shape.num_layers, block_size, shape.head_dim, model.dtype)
 
 
 def _allocate(layout: KVLayout, num_blocks: int, device: str) -> Tensor:

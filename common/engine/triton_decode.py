@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.engine.attention import AttentionKind, PagedPool
+from common.engine.attention import PagedPool
+from common.engine.interface import AttentionKind
 
 _TILE: Final = 64
 """Keys in one product."""

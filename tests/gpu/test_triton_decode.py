@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.engine.attention import AttentionKind
+from common.engine.interface import AttentionKind
 from common.engine.paged_decode import GatheredDecode, find_kernel
 from common.kv.layout import KVLayout
 from tests.support.paged_reference import attend_plainly, random_case

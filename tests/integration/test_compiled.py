@@ -225,7 +225,7 @@ PARENT = """
 import subprocess, sys
 from pathlib import Path
 import orjson
-from common.engine.graph import GraphCompiler
+from common.engine.graph_compiler import GraphCompiler
 from common.kv.layout import KVLayout
 
 class Announced(subprocess.Popen):

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.engine.attention import AttentionKind, PagedPool
+from common.engine.attention import PagedPool
+from common.engine.interface import AttentionKind
 from common.engine.loading import torch_dtype
 from common.kv.layout import KVLayout
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from common.engine import cuda_graphs
-from common.engine.attention import AttentionKind, PagedPool, PagedStep
+from common.engine.attention import PagedPool, PagedStep
 from common.engine.cuda_graphs import Compute, DecodeGraphs, RecordingFailed, bucket_sizes
 from common.engine.decode_step import DecodeInputs
+from common.engine.interface import AttentionKind
 from common.engine.loading import LoadedModel, load_model
 from common.engine.paged_decode import GatheredDecode, find_kernel, why_not
 from common.engine.runner import PlanRow
@@ -39,7 +40,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def pool_for(model: LoadedModel) -> PagedPool:
     """A pool with other people's finite numbers in it."""
-    layout = KVLayout(model.kv_heads, model.num_layers, BLOCK, model.head_dim, "float32")
+    shape = model.shape
+    layout = KVLayout(shape.kv_heads, shape.num_layers, BLOCK, shape.head_dim, "float32")
     return PagedPool(torch.randn(layout.pool_shape(SCRATCH + 1)), layout)
 
 

@@ -35,7 +35,6 @@ class Machine:
         operators = SimpleNamespace()
         monkeypatch.setattr(torch.ops, "galley", operators)
         monkeypatch.setattr(torch.ops, "load_library", self.loaded.append)
-        monkeypatch.setattr(torch.library, "register_fake", lambda *_: None)
 
     def compiler_does(self, what: str) -> None:
         self._compiler.write_text(f"#!/bin/sh\necho called >> {self._calls}\n{what}\n")

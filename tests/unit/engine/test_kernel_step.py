@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.engine.attention import AttentionKind
+from common.engine.interface import AttentionKind
 from common.engine.kernel_step import KernelStep
 from common.engine.runner import PlanRow
 from common.ids import BlockId, SequenceId

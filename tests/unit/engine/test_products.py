@@ -56,17 +56,3 @@ def test_on_the_meta_device_it_has_the_same_shapes() -> None:
         (name, one.shape, one.dtype) for name, one in real.named_buffers()
     ]
     assert all(one.is_meta for one in shapes.buffers())
-
-
-def test_the_fake_operators_give_the_real_shapes() -> None:
-    """What tracing goes by."""
-    real, shapes = network(), network("meta")
-    use_kernels(real)
-    use_kernels(shapes)
-    inputs = torch.zeros(2, 5, 48, dtype=torch.bfloat16)
-    assert shapes[0](inputs.to("meta")).shape == real[0](inputs).shape == (2, 5, 70)
-    query, key = (torch.zeros(heads, 3, 32, dtype=torch.bfloat16, device="meta") for heads in (4, 2))
-    pool = torch.zeros(2, 2, 1, 2, 16, 32, dtype=torch.bfloat16, device="meta")
-    rows, tables = (torch.zeros(1, n, dtype=torch.int32, device="meta") for n in (3, 1))
-    out = torch.ops.galley.attend(query, key, key, pool, rows, tables, 0, 1.0, 0, 0.0)
-    assert out.shape == (3, 4, 32)
