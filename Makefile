@@ -1,7 +1,7 @@
 # The commands of Galley. `make help` lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check bench clean
+.PHONY: help setup up test check bench clients clean
 
 PYTHON := .venv/bin/python
 MARKERS := not gpu and not system
@@ -10,7 +10,7 @@ MARKERS := not gpu and not system
 # `galley up` is a setting of the services, and galley says so if no service has it.
 GIVEN := $(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $v)),$v))
 UP_OPTIONS := HOST PORT ROUTER_PORT PREFILL DECODE GATEWAYS TOPOLOGY CORES CONFIG RUN_DIR
-NOT_SETTINGS := $(UP_OPTIONS) TORCH_INDEX NAME ARGS MARKERS
+NOT_SETTINGS := $(UP_OPTIONS) TORCH_INDEX NAME ARGS MARKERS CLIENTS
 lower = $(shell printf '%s' '$1' | tr 'A-Z_' 'a-z-')
 up_arguments = $(foreach v,$(filter $(UP_OPTIONS),$(GIVEN)),--$(call lower,$v)='$($v)') \
                $(foreach v,$(filter-out $(NOT_SETTINGS),$(GIVEN)),'$v=$($v)')
@@ -40,6 +40,9 @@ bench: setup  ## run one bench: NAME=smoke, with ARGS='--json FILE --url URL'
 	@test -n '$(NAME)' || { echo "bench: say which: make bench NAME=smoke" >&2; exit 2; }
 	@exec $(PYTHON) -m bench $(NAME) $(ARGS)
 
-clean:  ## remove all that make made here: .venv, logs, caches
-	rm -rf .venv .galley build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clients: setup  ## put guidellm, aiperf and vLLM's CPU build into venvs of their own (CLIENTS='guidellm aiperf' for some)
+	@CLIENTS='$(CLIENTS)' TORCH_INDEX='$(TORCH_INDEX)' sh scripts/clients.sh
+
+clean:  ## remove all that make made here: .venv, .venvs, logs, caches
+	rm -rf .venv .venvs .galley build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
