@@ -12,13 +12,13 @@ GIVEN := $(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $v)),$v))
 UP_OPTIONS := HOST PORT ROUTER_PORT PREFILL DECODE GATEWAYS TOPOLOGY CORES CONFIG RUN_DIR
 NOT_SETTINGS := $(UP_OPTIONS) TORCH_INDEX NAME ARGS MARKERS CLIENTS
 lower = $(shell printf '%s' '$1' | tr 'A-Z_' 'a-z-')
-up_arguments = $(foreach v,$(filter $(UP_OPTIONS),$(GIVEN)),--$(call lower,$v)='$($v)') \
+up_arguments = $(foreach v,$(filter $(UP_OPTIONS),$(GIVEN)),$(if $($v),--$(call lower,$v)='$($v)')) \
                $(foreach v,$(filter-out $(NOT_SETTINGS),$(GIVEN)),'$v=$($v)')
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo "  make up PORT=8000 PREFILL=1 DECODE=1 TOPOLOGY=disaggregated|chunked|colocated MODEL=<directory or hub id>"
+	@echo "  make up PORT=8000 PREFILL=1 DECODE=1 TOPOLOGY=disaggregated|pooled|chunked|colocated|hybrid MODEL=<directory or hub id>"
 	@echo "          DTYPE=float32 DEVICE=cpu|cuda CORES=0-3 CONFIG=galley.toml, and any setting of a service: NUM_BLOCKS=512"
 	@echo "  make test ARGS='tests/unit -x'          make bench NAME=smoke ARGS='--json out.json'"
 

@@ -8,7 +8,7 @@ import asyncio
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from cli import status as status_command
 from cli import up as up_command
 from common.errors import GalleyError
 from deploy.local.child import die_with_parent
+from deploy.local.presets import Preset, checked_preset
 from deploy.local.spec import DEFAULT_PORT, ClusterSpec
 from services.gateway.http.keys import hash_line, new_key
 
@@ -48,9 +49,11 @@ def up(
     prefill: Annotated[int, typer.Option(help="prefill workers")] = 1,
     decode: Annotated[int, typer.Option(help="decode workers")] = 1,
     gateways: Annotated[int, typer.Option(help="gateways, which share the port")] = 1,
-    topology: Annotated[str, typer.Option(help="disaggregated, chunked or colocated")] = "disaggregated",
+    topology: Annotated[
+        str, typer.Option(help=", ".join(get_args(Preset)) + ": see deploy/config")
+    ] = "disaggregated",
     cores: Annotated[str, typer.Option(help="cores that the workers share out, e.g. 0,2-3")] = "",
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings of the services")] = None,
+    config: Annotated[str, typer.Option(metavar="FILE", help="TOML file with settings of the services")] = "",
     run_dir: RunDir = Path(".galley"),
     with_parent: Annotated[bool, typer.Option(help="stop when the process that started this ends")] = False,
 ) -> None:
@@ -66,9 +69,9 @@ def up(
             prefill=prefill,
             decode=decode,
             gateways=gateways,
-            topology=up_command.checked_topology(topology),
+            topology=checked_preset(topology),
             cores=cores,
-            config=config,
+            config=Path(config) if config else None,
             settings=settings,
         )
         code = asyncio.run(up_command.run(spec, run_dir, Console(highlight=False)))

@@ -4,14 +4,11 @@ import asyncio
 import shlex
 import signal
 from pathlib import Path
-from typing import get_args
 
 import orjson
 import typer
 from rich.console import Console
 
-from common.config import Topology
-from common.errors import ConfigError
 from deploy.local.cluster import ChildDied, LocalCluster
 from deploy.local.model import prepare_model
 from deploy.local.spec import ClusterSpec
@@ -26,14 +23,6 @@ def parse_assignment(text: str) -> tuple[str, str]:
     if not equals:
         raise typer.BadParameter(f"{text!r} is not KEY=VALUE")
     return key.lower().replace("__", ".").replace("-", "_"), value
-
-
-def checked_topology(name: str) -> Topology:
-    """Raises ConfigError for a name that is no topology."""
-    for topology in get_args(Topology):
-        if name == topology:
-            return name  # type: ignore[return-value]
-    raise ConfigError(f"topology = {name!r}: must be one of {', '.join(get_args(Topology))}")
 
 
 def curl_line(url: str, model: str, *, needs_key: bool = False) -> str:
@@ -80,7 +69,7 @@ async def run(spec: ClusterSpec, run_dir: Path, console: Console) -> int:
 
 async def _serve(cluster: LocalCluster, view: StartView) -> None:
     cluster.check_ports()
-    if cluster.spec.topology != "disaggregated":
+    if not cluster.spec.splits:
         view.line(f"topology {cluster.spec.topology}: decode workers prefill; no prefill worker is started")
     await prepare_model(cluster.gateway_settings)
     with view:

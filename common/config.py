@@ -80,6 +80,17 @@ def _checked_cores(spec: str) -> str:
     return spec
 
 
+KV_POOLS = ("file", "mooncake")
+"""Schemes of `kv_pool`."""
+
+
+def _checked_pool(url: str) -> str:
+    scheme, colon, _ = url.partition("://")
+    if url and (not colon or scheme not in KV_POOLS):
+        raise ValueError(f"must be {' or '.join(f'{known}://...' for known in KV_POOLS)}, or empty for none")
+    return url
+
+
 class ServiceSettings(BaseSettings):
     """What every service has. Built by `load`, or directly from keywords in tests."""
 
@@ -231,7 +242,7 @@ class EngineSettings(ModelSettings):
     kv_compression: Literal["none", "fp8", "int8"] = Field(
         default="none", description="how KV travels; not none is half the bytes, with some loss"
     )
-    kv_pool: str = Field(
+    kv_pool: Annotated[str, AfterValidator(_checked_pool)] = Field(
         default="", description="shared KV pool, file:///DIRECTORY?max_bytes=8GiB or mooncake://HOST:PORT"
     )
     kv_pool_timeout_s: Seconds = Field(
@@ -348,18 +359,27 @@ def load(cls: type[S], argv: Sequence[str]) -> S:
 
 def resolve(cls: type[S], argv: Sequence[str]) -> S:
     """Like `load`, for callers that start services. Raises ConfigError."""
-    elsewhere = frozenset(key for other in SERVICES.values() for key in sources.keys_of(other))
+    elsewhere = _all_keys()
     command_line, file = sources.parse_arguments(cls, cls.role, argv)
     environment = {name: value for name, value in os.environ.items() if name.startswith(ENV_PREFIX) and value}
     sources.check_environment(environment, ENV_PREFIX, elsewhere)
     from_environment = EnvSettingsSource(cls)()
-    from_file = sources.read_file(cls, file, cls.role, frozenset(SERVICES), elsewhere) if file else {}
+    from_file = file_values(cls, file) if file else {}
     values = sources.merge(sources.merge(from_file, from_environment), command_line)
     origins = (("--", command_line), (ENV_PREFIX, from_environment), (f"{file}: ", from_file))
     try:
         return cls(**values)
     except ValidationError as error:
         raise sources.explain(cls, error, origins) from None
+
+
+def file_values(cls: type[ServiceSettings], file: Path) -> dict[str, Any]:
+    """What a settings file says to services of `cls`, by key, unchecked. Raises ConfigError."""
+    return sources.read_file(cls, file, cls.role, frozenset(SERVICES), _all_keys())
+
+
+def _all_keys() -> frozenset[str]:
+    return frozenset(key for cls in SERVICES.values() for key in sources.keys_of(cls))
 
 
 def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:

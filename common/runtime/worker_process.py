@@ -16,11 +16,14 @@ from common import model_files
 from common.config import EngineSettings
 from common.engine.executor import ThreadExecutor
 from common.engine.runner_torch import ENGINE_MODES, EngineMode, TorchRunner
+from common.kv.pool.base import KVPool
+from common.kv.pool.open import open_pool
 from common.messages.subjects import Subjects
 from common.observability.http import add_probes, serve_http
 from common.observability.metrics import WorkerMetrics
 from common.runtime.bus import MessageBus
 from common.runtime.host import MakeDuty, Parts, WorkerHost
+from common.runtime.meters import KVPoolMeter
 from common.runtime.service import ServiceContext, settle
 from common.transport.kv import KVTransport
 from common.transport.nats import NatsTransport
@@ -40,6 +43,7 @@ class _Process:
         self.host: WorkerHost | None = None
         self.runner: TorchRunner | None = None
         self.mode_is_final = False
+        self.kv_pool = ""
 
     def why_not_ready(self) -> str:
         if self.bus is not None and not self.bus.connected:
@@ -54,6 +58,7 @@ class _Process:
         return {
             "engine_mode": self.runner.mode,
             "engine_mode_final": "yes" if self.mode_is_final else "no",  # benches wait for it
+            "kv_pool": self.kv_pool or "none",
         }
 
 
@@ -80,7 +85,10 @@ async def serve_worker(
         runner, ucx = loading.result(), opening.result()
         transport = wrap_transport(ucx)
         stack.push_async_callback(transport.close)
-        process.runner = runner
+        process.runner, process.kv_pool = runner, settings.kv_pool
+        kv_pool = await _open_kv_pool(settings, runner, metrics)
+        if kv_pool is not None:
+            stack.push_async_callback(kv_pool.close)
         for mode in ENGINE_MODES:
             metrics.engine_mode(mode).set_function(partial(_is_mode, runner, mode))
         process.stage = "joining the cluster"
@@ -100,10 +108,27 @@ async def serve_worker(
             transport=transport,
             metrics=metrics,
             http_url=url,
+            kv_pool=kv_pool,
             kv_gbps=ucx.gbps,
         )
         process.host = WorkerHost(parts, make_duty)
         await _serve(process, process.host, runner, context.stopping)
+
+
+async def _open_kv_pool(
+    settings: EngineSettings, runner: TorchRunner, metrics: WorkerMetrics
+) -> KVPool | None:
+    """Raises ConfigError."""
+    if not settings.kv_pool:
+        return None
+    block_bytes = runner.layout.block_bytes
+    return await open_pool(
+        settings.kv_pool,
+        block_bytes,
+        KVPoolMeter(metrics, block_bytes),
+        timeout_s=settings.kv_pool_timeout_s,
+        host=settings.reachable_host,
+    )
 
 
 async def _serve(process: _Process, host: WorkerHost, runner: TorchRunner, stopping: asyncio.Event) -> None:

@@ -18,10 +18,11 @@ from typing import Any, Protocol, Self, TextIO
 import aiohttp
 import orjson
 
-from common.config import ENV_PREFIX, GatewaySettings, child_environment
+from common.config import ENV_PREFIX, EngineSettings, GatewaySettings, child_environment
 from common.errors import ConfigError, GalleyError
 from deploy.local import readiness
 from deploy.local.join import worker_environment, write_worker_environment
+from deploy.local.kv_pool import OwnPool
 from deploy.local.processes import ChildProcess
 from deploy.local.spec import ClusterSpec, ProcessSpec, plan_processes
 
@@ -72,6 +73,7 @@ class LocalCluster:
         self._watcher = watcher
         self._start_timeout_s = start_timeout_s
         self._lock: TextIO | None = None
+        self._kv_pool: OwnPool | None = None
 
     @property
     def url(self) -> str:
@@ -125,7 +127,7 @@ class LocalCluster:
     # --- starting --------------------------------------------------------------------------------
 
     async def _start_all(self) -> None:
-        shared = await self._start_bus()
+        shared = await self._start_bus() | self._make_pool()
         write_worker_environment(self.worker_file, worker_environment(self._plans, shared), self.spec.config)
         environment = child_environment(shared)
         pairs = [(plan, self._new_child(plan.name, plan.role)) for plan in self._plans]
@@ -151,6 +153,14 @@ class LocalCluster:
         child.ready()
         self._watcher.changed(child)
         return overrides
+
+    def _make_pool(self) -> dict[str, str]:
+        """What the environments get so that workers share KV; empty where they do not, or were told where."""
+        workers = [plan.settings for plan in self._plans if isinstance(plan.settings, EngineSettings)]
+        if self.spec.topology != "pooled" or any(settings.kv_pool for settings in workers):
+            return {}
+        self._kv_pool = OwnPool(workers[0].cluster, self.run_dir)
+        return {f"{ENV_PREFIX}KV_POOL": self._kv_pool.url}
 
     async def _start_service(
         self,
@@ -204,6 +214,8 @@ class LocalCluster:
         rest = [child for child in started if child.role == "nats"]
         for number, until in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S + 1)):
             await _signal_and_wait(rest, number, begin + until - loop.time())
+        if self._kv_pool is not None:
+            await asyncio.to_thread(self._kv_pool.remove)
         self.run_file.unlink(missing_ok=True)
         self.worker_file.unlink(missing_ok=True)
         self._lock.close()

@@ -10,19 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
 
 from common.config import (
     SERVICES,
     EngineSettings,
     ServiceSettings,
-    Topology,
     parse_cores,
     resolve,
 )
 from common.config_sources import keys_of, option_of, unknown_key
 from common.errors import ConfigError
 from common.messages.cluster import Role
+from deploy.local.presets import Preset, checked_preset, preset_values, splits
 
 DEFAULT_PORT = 8000
 DEFAULT_ROUTER_PORT = 8001
@@ -31,6 +30,8 @@ DEFAULT_ROUTER_PORT = 8001
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """What to start. `settings` are service settings by key; each goes to the services that have it.
+
+    What neither they nor `config` nor the environment set, the preset of `topology` does (deploy/config).
 
     `port` 0 takes a free one. `router_port` None is 8001 beside the default `port`, else a free one.
     Several `gateways` share `port`, which must be given then. `cores` are shared out among the workers; ""
@@ -43,15 +44,13 @@ class ClusterSpec:
     prefill: int = 1
     decode: int = 1
     gateways: int = 1
-    topology: Topology = "disaggregated"
+    topology: Preset = "disaggregated"
     config: Path | None = None
     cores: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.topology not in get_args(Topology):
-            allowed = ", ".join(get_args(Topology))
-            raise ConfigError(f"topology = {self.topology!r}: must be one of {allowed}", param="topology")
+        checked_preset(self.topology)
         counts = (("prefill", self.prefill, 0), ("decode", self.decode, 1), ("gateways", self.gateways, 1))
         for name, count, lowest in counts:
             if not lowest <= count <= 64:
@@ -64,9 +63,14 @@ class ClusterSpec:
                 raise unknown_key(key, key, known)
 
     @property
+    def splits(self) -> bool:
+        """Whether there is work for prefill workers; else decode workers do it all."""
+        return splits(self.topology)
+
+    @property
     def num_prefill(self) -> int:
-        """Prefill workers that are started: without a split, decode workers do it all."""
-        return self.prefill if self.topology == "disaggregated" else 0
+        """Prefill workers that are started."""
+        return self.prefill if self.splits else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ def plan_processes(spec: ClusterSpec) -> list[ProcessSpec]:
     workers += [("decode", f"decode-{i}") for i in range(spec.decode)]
     shares = share_cores(spec.cores, len(workers))
     return [
-        _process(spec, "router", "router-0", {"port": str(router_port), "topology": spec.topology}),
+        _router(spec, router_port),
         *(
             _worker(spec, role, name, share, len(workers))
             for (role, name), share in zip(workers, shares, strict=True)
@@ -130,15 +134,22 @@ def _worker(spec: ClusterSpec, role: Role, name: str, share: tuple[int, ...], wo
     assert isinstance(settings, EngineSettings)
     chosen = {"port": "0"}
     unset = EngineSettings.model_fields.keys() - settings.model_fields_set
+    if spec.topology == "pooled" and not settings.kv_pool and "kv_pool" not in unset:
+        raise ConfigError(
+            "topology pooled needs a kv_pool; leave it out for one in /dev/shm", param="kv_pool"
+        )
     if share:
         chosen["cores"] = ",".join(map(str, share))
     if "threads" in unset:
         chosen["threads"] = str(len(share) or max(1, len(os.sched_getaffinity(0)) // workers))
     if "memory_fraction" in unset:
         chosen["memory_fraction"] = f"{settings.memory_fraction / workers:.4f}"
-    if "policy" in unset and spec.topology == "colocated":
-        chosen["policy"] = "prefill_first"
     return _process(spec, role, name, chosen)
+
+
+def _router(spec: ClusterSpec, port: int) -> ProcessSpec:
+    topology = preset_values(spec.topology, "router")["topology"]
+    return _process(spec, "router", "router-0", {"port": str(port), "topology": topology})
 
 
 def _gateway(spec: ClusterSpec, number: int) -> ProcessSpec:
@@ -154,4 +165,10 @@ def _process(spec: ClusterSpec, role: Role, name: str, chosen: Mapping[str, str]
     values |= {"instance": name, "host": spec.host, **chosen}
     argv = [f"--config={spec.config.resolve()}"] if spec.config else []
     argv += [f"{option_of(key)}={value}" for key, value in values.items()]
-    return ProcessSpec(role, name, f"services.{role}", tuple(argv), resolve(cls, argv))
+    settings = resolve(cls, argv)
+    preset = preset_values(spec.topology, role)
+    unset = {key: value for key, value in preset.items() if key not in settings.model_fields_set}
+    if unset:
+        argv += [f"{option_of(key)}={value}" for key, value in unset.items()]
+        settings = resolve(cls, argv)
+    return ProcessSpec(role, name, f"services.{role}", tuple(argv), settings)

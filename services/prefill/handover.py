@@ -1,12 +1,15 @@
 """What prefill asks of others to hand a request over: which decode, and whether that one takes the handoff.
 
-Both with deadlines, as messages get lost. Knows nothing of leases, and not of what follows from an answer.
+Both with deadlines, as messages get lost. Knows nothing of what follows from an answer.
 """
+
+from dataclasses import replace
 
 from common.errors import ControlError, ControlTimeout, GalleyError, MessageInvalid
 from common.ids import InstanceRef
-from common.messages.generation import Accepted, DecodeRoute, DecodeRouteRequest, Refused, Rejected
-from common.messages.handoff import KVHandoff
+from common.kv.exporter import KVExporter
+from common.messages.generation import Accepted, DecodeRoute, DecodeRouteRequest, Job, Refused, Rejected
+from common.messages.handoff import KVHandoff, LeaseGrant
 from common.runtime.bus import MessageBus
 
 ROUTE_DECODE_S = 0.05
@@ -43,3 +46,27 @@ async def offer(bus: MessageBus, decode: InstanceRef, handoff: KVHandoff) -> Acc
         except (ControlError, MessageInvalid) as error:
             return error
     return silence
+
+
+def handoff_of(
+    job: Job, grant: LeaseGrant, exporter: KVExporter, fingerprint: str, compression: str
+) -> KVHandoff:
+    """What the decode is told: `job`, with its times as of now, and where its KV is."""
+    return KVHandoff(
+        key=job.key,
+        gateway=job.gateway,
+        prefill=job.worker,
+        grant=grant,
+        sources=(exporter.source,),
+        fingerprint=fingerprint,
+        prompt_ids=job.prompt_ids,
+        output_ids=job.output_ids,
+        sampling=replace(job.sampling, prompt_logprobs=None),  # told already
+        time_left_s=job.time_left_s,
+        age_s=job.age_s,
+        priority=job.priority,
+        cache_salt=job.cache_salt,
+        slo=job.slo,
+        compression=compression,
+        compressions=tuple(exporter.codecs),
+    )

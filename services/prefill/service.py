@@ -48,7 +48,7 @@ from common.runtime.load import load_of
 from common.runtime.meters import ExportMeter, StepMeter
 from common.runtime.prefix_sharing import PrefixSharing
 from common.runtime.worker import Held, Worker, labels
-from services.prefill.handover import choose_decode, offer
+from services.prefill.handover import choose_decode, handoff_of, offer
 
 log = structlog.get_logger()
 
@@ -101,7 +101,6 @@ class PrefillService:
         self._worker = worker
         self._pool = pool
         self._transport = parts.transport
-        self._fingerprint = parts.fingerprint
         self._max_model_len = parts.runner.max_model_len
         self._max_queued_tokens = settings.max_queued_tokens
         self._compression = settings.kv_compression
@@ -323,25 +322,9 @@ class PrefillService:
         return await choose_decode(self._worker.bus, request, held.job.decode)
 
     def _handoff(self, held: Prefilling, grant: LeaseGrant) -> KVHandoff:
-        job, now = held.job, self._worker.clock.now()
-        return KVHandoff(
-            key=held.key,
-            gateway=held.gateway,
-            prefill=self._worker.me,
-            grant=grant,
-            sources=(self._exporter.source,),
-            fingerprint=self._fingerprint,
-            prompt_ids=job.prompt_ids,
-            output_ids=job.output_ids,
-            sampling=replace(job.sampling, prompt_logprobs=None),  # told already
-            time_left_s=held.deadline - now,
-            age_s=now - held.seq.arrival,
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-            slo=job.slo,
-            compression=self._compression,
-            compressions=tuple(self._exporter.codecs),
-        )
+        now = self._worker.clock.now()
+        job = replace(held.job, time_left_s=held.deadline - now, age_s=now - held.seq.arrival)
+        return handoff_of(job, grant, self._exporter, self._parts.fingerprint, self._compression)
 
     def _abort_decode(self, held: Prefilling, decode: InstanceRef, reason: AbortReason) -> None:
         left = held.deadline - self._worker.clock.now()

@@ -8,8 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.up import checked_topology, curl_line, parse_assignment
-from common.errors import ConfigError
+from cli.up import curl_line, parse_assignment
 
 
 @pytest.mark.parametrize(
@@ -29,14 +28,6 @@ def test_assignments(text: str, pair: tuple[str, str]) -> None:
 def test_what_is_no_assignment_is_refused() -> None:
     with pytest.raises(typer.BadParameter, match="'fast' is not KEY=VALUE"):
         parse_assignment("fast")
-
-
-def test_only_topologies_are_topologies() -> None:
-    assert checked_topology("chunked") == "chunked"
-    with pytest.raises(
-        ConfigError, match="topology = 'ring': must be one of disaggregated, pooled, chunked, colocated"
-    ):
-        checked_topology("ring")
 
 
 def test_the_curl_line_survives_the_shell() -> None:

@@ -1,11 +1,21 @@
 """What a ClusterSpec starts, on a machine of eight cores."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from common.config import DecodeSettings, EngineSettings, PrefillSettings, RouterSettings, Topology
+from common.config import (
+    SERVICES,
+    DecodeSettings,
+    EngineSettings,
+    PrefillSettings,
+    RouterSettings,
+    Topology,
+    resolve,
+)
 from common.errors import ConfigError
+from deploy.local.presets import DIRECTORY, Preset, preset_values
 from deploy.local.spec import ClusterSpec, ProcessSpec, plan_processes, share_cores
 
 
@@ -46,6 +56,7 @@ def test_another_gateway_port_leaves_the_router_any_port() -> None:
     ("topology", "workers", "policy"),
     [
         ("disaggregated", ["prefill-0", "prefill-1", "decode-0", "decode-1"], "decode_first"),
+        ("pooled", ["prefill-0", "prefill-1", "decode-0", "decode-1"], "decode_first"),
         ("chunked", ["decode-0", "decode-1"], "decode_first"),
         ("colocated", ["decode-0", "decode-1"], "prefill_first"),
     ],
@@ -59,6 +70,41 @@ def test_a_topology_decides_who_runs_and_who_goes_first(
     assert isinstance(router, RouterSettings)
     assert router.topology == topology
     assert engine(named(plans)["decode-0"]).policy == policy
+
+
+def test_hybrid_is_a_preset_of_disaggregated() -> None:
+    plans = named(plan_processes(ClusterSpec(topology="hybrid")))
+    router = plans["router-0"].settings
+    assert isinstance(router, RouterSettings)
+    assert (router.topology, router.routing_policy) == ("disaggregated", "prefix_aware")
+    assert router.local_prefill_below_tokens == engine(plans["decode-0"]).chunk_tokens == 128
+    assert engine(plans["prefill-0"]).chunk_tokens == 256
+
+
+def test_a_preset_gives_way_to_all_that_was_set(tmp_path: Path) -> None:
+    config = tmp_path / "galley.toml"
+    config.write_text("local_prefill_below_tokens = 7\n[decode]\nchunk_tokens = 9\n")
+    spec = ClusterSpec(topology="hybrid", config=config, settings={"routing_policy": "round_robin"})
+    plans = named(plan_processes(spec))
+    router = plans["router-0"].settings
+    assert isinstance(router, RouterSettings)
+    assert (router.local_prefill_below_tokens, router.routing_policy) == (7, "round_robin")
+    assert engine(plans["decode-0"]).chunk_tokens == 9
+
+
+@pytest.mark.parametrize("preset", get_args(Preset))
+def test_every_preset_is_a_settings_file_that_any_service_can_be_given(preset: Preset) -> None:
+    for role, cls in SERVICES.items():
+        settings = resolve(cls, [f"--config={DIRECTORY / f'{preset}.toml'}"])
+        for key, text in preset_values(preset, role).items():
+            assert str(getattr(settings, key)).lower() == text.lower()
+
+
+def test_pooled_has_to_have_a_pool() -> None:
+    with pytest.raises(ConfigError, match="topology pooled needs a kv_pool"):
+        plan_processes(ClusterSpec(topology="pooled", settings={"kv_pool": ""}))
+    plans = named(plan_processes(ClusterSpec(settings={"kv_pool": "file:///tmp/kv?max_bytes=1GiB"})))
+    assert engine(plans["decode-0"]).kv_pool == "file:///tmp/kv?max_bytes=1GiB"
 
 
 def test_workers_share_cores_threads_and_memory() -> None:
@@ -104,7 +150,14 @@ def test_each_setting_goes_to_the_services_that_have_it() -> None:
     [
         ({"settings": {"num_bloks": "3"}}, "unknown key num_bloks; did you mean num_blocks"),
         ({"settings": {"dtype": "float8"}}, "--dtype = 'float8'"),
-        ({"topology": "ring"}, "topology = 'ring': must be one of disaggregated, pooled, chunked, colocated"),
+        (
+            {"topology": "ring"},
+            "topology = 'ring': must be one of disaggregated, pooled, chunked, colocated, hybrid",
+        ),
+        (
+            {"settings": {"kv_pool": "redis://h"}},
+            "--kv-pool = 'redis://h': must be file://... or mooncake://",
+        ),
         ({"decode": 0}, "decode = 0: must be 1 to 64 instances"),
         ({"prefill": -1}, "prefill = -1"),
         ({"cores": "6-9"}, "cores = '6-9': this machine gives cores 0,1,2,3,4,5,6,7"),
