@@ -10,9 +10,11 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 from common.errors import KVPoolUnavailable
 from common.kv.pool.base import PoolEvent, PoolMeter
+from common.transport.kv import Buffer
 
 
 class GivenUp(Exception):  # not an error
@@ -48,6 +50,14 @@ class Call:
         """Once this returns, the caller's memory is not touched. Waits for one block's copy at most."""
         with self._lock:
             self._given_up.set()
+
+
+def views(blocks: Seq[Buffer], block_bytes: int) -> list[memoryview]:
+    """The bytes of host memory. Raises ValueError for a block that has not `block_bytes`."""
+    found = [memoryview(block).cast("B") for block in blocks]  # type: ignore[arg-type]  # a Buffer
+    if any(view.nbytes != block_bytes for view in found):
+        raise ValueError(f"blocks of this pool have {block_bytes} bytes")
+    return found
 
 
 class PoolCalls:
@@ -96,11 +106,14 @@ class PoolCalls:
             call.give_up()
         return call.done
 
-    async def close(self) -> None:
-        """Wait for what runs, up to the deadline."""
+    async def close(self, leave: Callable[[], None] | None = None) -> None:
+        """Wait for what runs, then for `leave` in a thread, each up to the deadline."""
         self._closed = True
         if self._running:
             await asyncio.wait(self._running.values(), timeout=self._timeout_s)
+        if leave and not self._running:
+            await self._free.acquire()
+            await asyncio.wait([self._start(Call(), lambda _: leave())], timeout=self._timeout_s)
 
     def _start(self, call: Call, work: Callable[[Call], None]) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()

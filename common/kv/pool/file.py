@@ -13,7 +13,7 @@ from pathlib import Path
 from common.errors import ConfigError, KVPoolUnavailable
 from common.kv.pool import directory, framing
 from common.kv.pool.base import PoolMeter
-from common.kv.pool.calls import Call, PoolCalls
+from common.kv.pool.calls import Call, PoolCalls, views
 from common.kv.pool.directory import Directory
 from common.transport.kv import Buffer
 
@@ -52,13 +52,13 @@ class FilePool:
         return matched
 
     async def load(self, names: Seq[bytes], blocks: Seq[Buffer]) -> int:
-        loaded = await self._calls.run(partial(self._load, names, self._views(blocks)))
+        loaded = await self._calls.run(partial(self._load, names, views(blocks, self._block_bytes)))
         self._meter.count("hit", loaded)
         self._meter.count("miss", len(names) - loaded)
         return loaded
 
     async def publish(self, names: Seq[bytes], blocks: Seq[Buffer]) -> int:
-        return await self._calls.run(partial(self._publish, names, self._views(blocks)))
+        return await self._calls.run(partial(self._publish, names, views(blocks, self._block_bytes)))
 
     async def close(self) -> None:
         await self._calls.close()
@@ -108,12 +108,6 @@ class FilePool:
                 yield Directory.of(root, self._framed_bytes, self._max_bytes, call.pause)
         except ConfigError as error:
             raise OSError(error.message) from error
-
-    def _views(self, blocks: Seq[Buffer]) -> list[memoryview]:
-        views = [memoryview(block).cast("B") for block in blocks]  # type: ignore[arg-type]  # a Buffer
-        if any(view.nbytes != self._block_bytes for view in views):
-            raise ValueError(f"blocks of this pool have {self._block_bytes} bytes")
-        return views
 
 
 def _times(blocks: int) -> range:

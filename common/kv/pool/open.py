@@ -7,9 +7,9 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from common.errors import ConfigError
 from common.kv.pool.base import KVPool, PoolMeter
 from common.kv.pool.file import FilePool
+from common.kv.pool.mooncake import MooncakeOptions, MooncakePool
 
-SCHEMES = ("file", "mooncake")
-FORMS = "file:///DIRECTORY?max_bytes=8GiB or mooncake://HOST:PORT?metadata=URL"
+FORMS = "file:///DIRECTORY?max_bytes=8GiB or mooncake://HOST:PORT?replicas=1&segment=512MiB"
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -19,7 +19,7 @@ async def open_pool(
     meter: PoolMeter,
     *,
     timeout_s: float = 2.0,
-    host: str = "127.0.0.1",  # noqa: ARG001  # for the other store
+    host: str = "127.0.0.1",
 ) -> KVPool:
     """The pool at `url`, for blocks of `block_bytes` bytes.
 
@@ -35,7 +35,31 @@ async def open_pool(
             raise ConfigError(f"kv_pool: {url!r} names no absolute directory; write {FORMS}")
         path = Path(unquote(parts.path))
         return await FilePool.open(path, block_bytes, meter, max_bytes=max_bytes, timeout_s=timeout_s)
+    if parts.scheme == "mooncake":
+        return MooncakePool(_mooncake(url, parts, host), block_bytes, meter, timeout_s=timeout_s)
     raise ConfigError(f"kv_pool: {url!r} is no pool; choose {FORMS}")
+
+
+def _mooncake(url: str, parts: SplitResult, host: str) -> MooncakeOptions:
+    options = _options(parts, "metadata", "segment", "replicas", "protocol", "devices")
+    replicas = options.pop("replicas", "1")
+    if not replicas.isdecimal() or not int(replicas):
+        raise ConfigError(f"kv_pool: replicas={replicas!r} is no number of replicas; one is the least")
+    segment = options.pop("segment", "512MiB")
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if not parts.hostname or not port or parts.path.strip("/"):
+        raise ConfigError(f"kv_pool: {url!r} does not name the master's host and port; write {FORMS}")
+    return MooncakeOptions(
+        master_host=parts.hostname,
+        master_port=port,
+        host=host,
+        segment_bytes=0 if segment == "0" else _size("segment", segment),
+        replicas=int(replicas),
+        **options,
+    )
 
 
 def _options(parts: SplitResult, *known: str) -> dict[str, str]:
