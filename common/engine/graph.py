@@ -55,16 +55,17 @@ def compile_graph(directory: Path, layout: KVLayout, target: Path) -> None:
     register_shapes()
     module = _skeleton(directory)
     pool = torch.zeros(layout.pool_shape(2), dtype=_DTYPE)
-    ids, rows = torch.zeros(1, 8, dtype=torch.long), torch.zeros(4, 3, dtype=torch.int32)
+    ids, row_spans = torch.zeros(1, 8, dtype=torch.long), torch.zeros(4, 3, dtype=torch.int32)
     tables, wanted = torch.zeros(4, 4, dtype=torch.int32), torch.zeros(4, dtype=torch.long)
-    tokens, high, width, asked, blocks = (
-        torch.export.Dim(name, min=2, max=_MOST) for name in ("tokens", "rows", "width", "asked", "blocks")
+    tokens, num_rows, width, num_wanted, blocks = (
+        torch.export.Dim(name, min=2, max=_MOST)
+        for name in ("tokens", "num_rows", "width", "num_wanted", "blocks")
     )
-    shapes = ({1: tokens}, {1: tokens}, {0: blocks}, {0: high}, {0: high, 1: width}, {0: asked})
+    shapes = ({1: tokens}, {1: tokens}, {0: blocks}, {0: num_rows}, {0: num_rows, 1: width}, {0: num_wanted})
     with torch.no_grad():
         program = torch.export.export(
             _Traced(module),
-            (ids, ids.clone(), pool, rows, tables, wanted),
+            (ids, ids.clone(), pool, row_spans, tables, wanted),
             dynamic_shapes=shapes,
             strict=False,
         )
@@ -88,13 +89,13 @@ class _Traced(nn.Module):
         self.model = model
 
     def forward(
-        self, ids: Tensor, positions: Tensor, pool: Tensor, rows: Tensor, tables: Tensor, wanted: Tensor
+        self, ids: Tensor, positions: Tensor, pool: Tensor, row_spans: Tensor, tables: Tensor, wanted: Tensor
     ) -> Tensor:
         output = self.model(
             input_ids=ids,
             position_ids=positions,
             use_cache=False,
-            galley_step=PagedInputs(pool, rows, tables),
+            galley_step=PagedInputs(pool, row_spans, tables),
             logits_to_keep=wanted,
         )
         return cast(Tensor, output.logits)[0].float()

@@ -41,9 +41,9 @@ class CompiledModel:
 
     def logits(self, step: KernelStep, wanted: Tensor) -> Tensor:
         """Float32 logits `[len(wanted), vocab]` of the packed token indices `wanted`."""
-        asked = torch.nn.functional.pad(wanted, (0, max(0, 2 - len(wanted))))
+        padded = torch.nn.functional.pad(wanted, (0, max(0, 2 - len(wanted))))
         paged = step.inputs
-        inputs = [step.input_ids, step.position_ids, paged.pool, paged.rows, paged.tables, asked]
+        inputs = [step.input_ids, step.position_ids, paged.pool, paged.row_spans, paged.tables, padded]
         return self.run(inputs)[: len(wanted)]
 
 

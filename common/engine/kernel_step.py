@@ -20,12 +20,12 @@ from common.engine.runner import PlanRow
 class PagedInputs:
     """What torch.ops.galley.attend needs to know of a step.
 
-    `pool` bfloat16 `[blocks, kv_heads, layers, 2, block_size, head_dim]`, `rows` int32 `[rows, 3]` (first
-    packed token, how many, position of the first), `tables` int32 `[rows, blocks]`.
+    `pool` bfloat16 `[blocks, kv_heads, layers, 2, block_size, head_dim]`, `row_spans` int32
+    `[rows, 3]` (first packed token, how many, position of the first), `tables` int32 `[rows, blocks]`.
     """
 
     pool: Tensor
-    rows: Tensor
+    row_spans: Tensor
     tables: Tensor
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind) -> Tensor:
@@ -36,7 +36,7 @@ class PagedInputs:
         """
         window, softcap = kind.window or 0, kind.softcap or 0.0
         out = torch.ops.galley.attend(
-            query, key, value, self.pool, self.rows, self.tables, layer, kind.scaling, window, softcap
+            query, key, value, self.pool, self.row_spans, self.tables, layer, kind.scaling, window, softcap
         )
         return cast(Tensor, out)
 
@@ -51,21 +51,21 @@ class KernelStep:
     def __init__(self, pool: Tensor, block_size: int, rows: Seq[PlanRow]) -> None:
         self.order = list(range(len(rows)))
         self.ends = list(accumulate(row.count for row in rows))
-        total, high = max(2, self.ends[-1]), max(2, len(rows))
+        total, num_rows = max(2, self.ends[-1]), max(2, len(rows))
         widths = [-(-(row.start + row.count) // block_size) for row in rows]
         ids = np.zeros((1, total), np.int64)
         positions = np.zeros((1, total), np.int64)
-        shares = np.zeros((high, 3), np.int32)
-        tables = np.zeros((high, max(2, *widths)), np.int32)
+        row_spans = np.zeros((num_rows, 3), np.int32)
+        tables = np.zeros((num_rows, max(2, *widths)), np.int32)
         for index, (row, end, width) in enumerate(zip(rows, self.ends, widths, strict=True)):
             first, stop = end - row.count, row.start + row.count
             ids[0, first:end] = row.tokens[row.start : stop]
             positions[0, first:end] = np.arange(row.start, stop)
-            shares[index] = first, row.count, row.start
+            row_spans[index] = first, row.count, row.start
             tables[index, :width] = row.blocks[:width]
         self.input_ids = torch.from_numpy(ids)
         self.position_ids = torch.from_numpy(positions)
-        self.inputs = PagedInputs(pool, torch.from_numpy(shares), torch.from_numpy(tables))
+        self.inputs = PagedInputs(pool, torch.from_numpy(row_spans), torch.from_numpy(tables))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind) -> Tensor:
         """See PagedInputs.attend."""

@@ -41,11 +41,11 @@ def test_rows_are_packed_in_the_plans_order() -> None:
         [[0, 1, 2, 9, 2, 3, 4, 5]],
     ]
     # The last row has a block that this step does not reach.
-    assert listed(step.inputs.rows, step.inputs.tables) == [
+    assert listed(step.inputs.row_spans, step.inputs.tables) == [
         [[0, 3, 0], [3, 1, 9], [4, 4, 2]],
         [[7, 0, 0], [3, 1, 2], [5, 6, 0]],
     ]
-    assert step.inputs.rows.dtype == step.inputs.tables.dtype == torch.int32
+    assert step.inputs.row_spans.dtype == step.inputs.tables.dtype == torch.int32
     assert step.inputs.pool is POOL
 
 
@@ -53,7 +53,7 @@ def test_a_token_alone_is_padded_by_one_of_no_row() -> None:
     step = KernelStep(POOL, 4, [row(1, 1, 7)])
     assert step.ends == [1]
     assert listed(step.input_ids, step.position_ids) == [[[101, 0]], [[1, 0]]]
-    assert listed(step.inputs.rows, step.inputs.tables) == [[[0, 1, 1], [0, 0, 0]], [[7, 0], [0, 0]]]
+    assert listed(step.inputs.row_spans, step.inputs.tables) == [[[0, 1, 1], [0, 0, 0]], [[7, 0], [0, 0]]]
 
 
 @pytest.mark.kernels
