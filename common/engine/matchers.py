@@ -65,6 +65,7 @@ class Matchers:
                 _check(matcher)
             except GalleyError as error:
                 failed[row.seq] = error
+                line.fill(-1)  # a row without tokens would fail the step, for which the others are
                 self._live.pop(row.seq, None)
         while len(self._live) > max(self._max_live, len(bound)):
             self._live.popitem(last=False)

@@ -27,7 +27,7 @@ LOWEST: Final = -9999.0
 
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 _MANY: Final = 1024
-_NOT_NUMBERS: Final = -1
+_NO_TOKEN: Final = -1
 
 
 def sample(
@@ -45,7 +45,8 @@ def sample(
     float rounding, in a fraction of the time.
 
     Ties go to the lowest id. Log probabilities are those of the model's own distribution, before bias,
-    penalties, temperature and cuts. Raises StepFailed when a row's logits are not numbers.
+    penalties, temperature and cuts. Raises StepFailed when a row's logits are not numbers,
+    or all of its tokens forbidden.
     """
     scores = logits
     if masks is not None or any(_is_adjusted(row, eos_token_ids) for row in rows):
@@ -55,8 +56,8 @@ def sample(
     if masks is not None:
         _mask(scores, logits, rows, masks)
     tokens = _drawn_by_kernel(scores, rows) if kernels else _drawn_by_torch(scores, rows)
-    if min(tokens, default=0) == _NOT_NUMBERS:
-        raise StepFailed("the model's logits are not numbers")
+    if min(tokens, default=0) == _NO_TOKEN:
+        raise StepFailed("the model's logits are not numbers, or every token is forbidden")
     logprobs = _logprobs(logits, rows, tokens)
     return [SampledToken(token, logprobs.get(index)) for index, token in enumerate(tokens)]
 
@@ -145,7 +146,7 @@ def _key(row: PlanRow) -> int:
 
 
 def _drawn_by_kernel(scores: Tensor, rows: Seq[PlanRow]) -> list[int]:
-    """A token for each row, _NOT_NUMBERS for one with a NaN."""
+    """A token for each row, _NO_TOKEN for one with a NaN or nothing above -inf."""
     tokens: list[int] = torch.ops.galley.draw(
         scores,
         [0.0 if _is_greedy(row) else row.sampling.temperature for row in rows],
@@ -158,14 +159,14 @@ def _drawn_by_kernel(scores: Tensor, rows: Seq[PlanRow]) -> list[int]:
 
 
 def _drawn_by_torch(scores: Tensor, rows: Seq[PlanRow]) -> list[int]:
-    """A token for each row, _NOT_NUMBERS for one with a NaN."""
+    """A token for each row, _NO_TOKEN for one with a NaN or nothing above -inf."""
     drawn = [i for i, row in enumerate(rows) if not _is_greedy(row)]
     if drawn:
         noisy = _with_noise(scores[drawn], [rows[i] for i in drawn])
         scores = scores.index_copy(0, torch.tensor(drawn, device=scores.device), noisy)
     best = scores.argmax(-1, keepdim=True)
     # argmax takes a NaN for the largest number, so looking at what it chose is enough.
-    best.masked_fill_(scores.gather(-1, best).isnan(), _NOT_NUMBERS)
+    best.masked_fill_(~(scores.gather(-1, best) > -math.inf), _NO_TOKEN)
     return best.flatten().tolist()
 
 

@@ -12,7 +12,7 @@
 namespace {
 
 // logits float32 [rows, vocab] and a value per row of everything else; answers a token per row, -1 for a row whose
-// logits are not numbers.
+// logits are not numbers or all -inf.
 std::vector<int64_t> draw(const at::Tensor& logits, at::ArrayRef<double> temperatures, at::IntArrayRef keys,
                           at::IntArrayRef top_k, at::ArrayRef<double> top_p, at::ArrayRef<double> min_p) {
   TORCH_CHECK(logits.scalar_type() == at::kFloat && logits.device().is_cpu() && logits.dim() == 2 &&

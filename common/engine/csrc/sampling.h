@@ -19,7 +19,7 @@
 namespace galley {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr int64_t kNotNumbers = -1;  // instead of a token
+constexpr int64_t kNoToken = -1;  // where a score is not a number, or none is above -inf
 
 struct Cuts {
   int64_t top_k;  // 0: none
@@ -70,12 +70,12 @@ inline __m512 noise_bound(__m512i bits) {
 
 // --- choosing --------------------------------------------------------------------------------------
 
-// The token with the best of x + noise among those with x >= edge, the first of equals; kNotNumbers where that is
-// a NaN. Comparisons are such that a NaN passes them.
+// The token with the best of x + noise among those with x >= edge, the first of equals; kNoToken where that is a NaN
+// or -inf. Comparisons are such that a NaN passes them.
 template <bool Noisy>
 int64_t best_of(const float* x, int64_t n, float edge, uint64_t key) {
   float best = -kInfinity;
-  int64_t token = 0;
+  int64_t token = kNoToken;
   alignas(64) float scores[kLanes];
   alignas(64) int32_t bits[kLanes];
   for (int64_t i = 0; i < n; i += kLanes) {
@@ -91,7 +91,7 @@ int64_t best_of(const float* x, int64_t n, float edge, uint64_t key) {
       const int lane = std::countr_zero(rest);
       const float value = Noisy ? scores[lane] + noise_of(bits[lane]) : scores[lane];
       if (value <= best) continue;
-      if (std::isnan(value)) return kNotNumbers;
+      if (std::isnan(value)) return kNoToken;
       best = value;
       token = i + lane;
     }

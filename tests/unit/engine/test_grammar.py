@@ -119,6 +119,7 @@ def test_one_sequence_that_cannot_go_on_fails_alone(compiler: GrammarCompiler) -
     assert allowed(masks.bits[0]) == set(ids("b"))
     assert set(failed) == {2, 3}
     assert all(isinstance(error, InvalidRequest) for error in failed.values())
+    assert (masks.bits[1:] == -1).all()  # they are drawn with the others, so something must be allowed
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,18 @@ def test_logits_that_are_not_numbers_are_refused() -> None:
             sample(logits, [row(sampling)] * 2, ())
 
 
+@pytest.mark.parametrize("cuts", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_a_row_without_an_allowed_token_is_refused(temperature: float, cuts: dict[str, Any]) -> None:
+    logits = random_logits(2, 50)
+    logits[1] = -math.inf
+    rows = [row(replace(BASE, temperature=temperature, **cuts))] * 2
+    with pytest.raises(StepFailed, match="every token is forbidden"):
+        sample(logits, rows, ())
+    logits[1, 7] = -1e38
+    assert sample(logits, rows, ())[1].token == 7
+
+
 # --- the distribution ------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -91,7 +92,6 @@ def test_ties_go_to_the_lowest_id() -> None:
     logits[0, [17, 90, 400]] = 1.0
     assert by_kernel(logits, [row(GREEDY)]) == [17]
     assert by_kernel(torch.zeros(1, 500), [row(GREEDY)]) == [0]
-    assert by_kernel(torch.full((1, 500), -math.inf), [row()]) == [0]
 
 
 def test_cuts_keep_ties_and_nothing_below() -> None:
@@ -117,6 +117,21 @@ def test_logits_that_are_not_numbers_are_refused(place: int, sampling: SamplingP
     logits[1, place] = math.nan
     with pytest.raises(StepFailed):
         by_kernel(logits, [row(sampling)] * 2)
+
+
+@pytest.mark.parametrize("cuts", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("vocab", [1, 16, 50])
+def test_a_row_without_an_allowed_token_is_refused(
+    vocab: int, temperature: float, cuts: dict[str, Any]
+) -> None:
+    logits = random_logits(2, vocab)
+    logits[1] = -math.inf
+    rows = [row(replace(BASE, temperature=temperature, **cuts))] * 2
+    with pytest.raises(StepFailed, match="every token is forbidden"):
+        by_kernel(logits, rows)
+    logits[1, vocab - 1] = -1e38
+    assert by_kernel(logits, rows)[1] == vocab - 1
 
 
 def test_rows_may_lie_apart_but_not_be_torn_or_of_another_type() -> None:
