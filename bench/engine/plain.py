@@ -80,7 +80,10 @@ class PlainTransformers:
 
     @torch.inference_mode()
     def step(self) -> None:
+        before = self._cache.get_seq_length()
         self._next = self._forward(self._next, self._cache)
+        if self._cache.get_seq_length() != before + 1:  # what was timed would be no decode step
+            raise RuntimeError("transformers did not add the step's token to the cache")
 
     def _forward(self, ids: torch.Tensor, cache: object) -> torch.Tensor:
         output = self._module(ids, cache=cache, use_cache=True, logits_to_keep=1)

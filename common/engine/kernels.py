@@ -25,9 +25,11 @@ HEAD_DIMS: Final = (32, 64, 96, 128, 256)
 MOST_GROUP: Final = 16
 """Query heads that may share a KV head."""
 PANEL: Final = 32
+"""Outputs of a product that a packed weight keeps together."""
+CPU_FEATURES: Final = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
+"""What a CPU must have, as /proc/cpuinfo names it."""
 
 _SOURCES: Final = Path(__file__).parent / "csrc"
-_FEATURES: Final = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
 _FLAGS: Final = (
     "-O3",
     "-std=c++20",
@@ -37,7 +39,7 @@ _FLAGS: Final = (
     "-DAT_PARALLEL_OPENMP=1",
     "-mavx2",
     "-mfma",
-    *(f"-m{feature.replace('_', '')}" for feature in _FEATURES),
+    *(f"-m{feature.replace('_', '')}" for feature in CPU_FEATURES),
 )
 _TIME_LIMIT_S: Final = 300
 
@@ -55,14 +57,19 @@ def load_kernels(cache_dir: Path) -> None:
     """
     if hasattr(torch.ops.galley, "attend"):
         return
-    lacking = [feature for feature in _FEATURES if feature not in cpu_features()]
-    if lacking:
+    if lacking := lacking_features():
         raise KernelsUnavailable(f"the CPU has no {', '.join(lacking)}")
     try:
         library = _build(cache_dir.expanduser() / "kernels")
         torch.ops.load_library(library)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise KernelsUnavailable(str(error)) from error
+
+
+def lacking_features() -> list[str]:
+    """Those of CPU_FEATURES that this CPU has not."""
+    present = cpu_features()
+    return [feature for feature in CPU_FEATURES if feature not in present]
 
 
 def compiler() -> str | None:

@@ -94,9 +94,8 @@ class TorchRunner:
         self._weights = f"{model_files.weights_fingerprint(directory)}-{self._model.dtype}"
         self._layout = _layout_of(self._model, block_size)
         if num_blocks is None:
-            num_blocks = _fitting_blocks(
-                self._layout, device, memory_fraction, max_num_seqs, self._max_model_len
-            )
+            length = self._max_model_len
+            num_blocks = _fitting_blocks(self._layout, device, memory_fraction, max_num_seqs, length)
         self._on_gpu = device != "cpu"
         # One block more for CUDA graphs, whose padding has to write somewhere.
         self._pool = PagedPool(_allocate(self._layout, num_blocks + self._on_gpu, device), self._layout)
@@ -108,21 +107,33 @@ class TorchRunner:
         self._compiler: GraphCompiler | None = None
         if compile_model and self._model.uses_kernels:
             self._compiler = GraphCompiler(directory, self._model, self._layout, cache_dir)
-            if deterministic or self._compiler.is_cached:
-                self.compile()
-        self._one_by_one = deterministic and self._compiled is None
-        if self._one_by_one:
-            self._compiler = None
-            _log.warning("deterministic without a compiled model: every token is computed alone")
+        self._one_by_one = self._begin(deterministic)
         self._graph_rows = max_num_seqs if self._on_gpu and compile_model and not deterministic else 0
+        self._say_loaded(directory.name, time.monotonic() - begin)
+
+    def _begin(self, deterministic: bool) -> bool:
+        """Compile before the first step where the graph is cached, or all steps must be alike.
+
+        Answers whether only computing every token alone can make them so.
+        """
+        if self._compiler is not None and (deterministic or self._compiler.is_cached):
+            self.compile()
+        if not deterministic or self._compiled is not None:
+            return False
+        self._compiler = None
+        _log.warning("deterministic without a compiled model: every token is computed alone")
+        return True
+
+    def _say_loaded(self, model: str, seconds: float) -> None:
+        num_blocks = self._buffer.num_blocks
         _log.info(
             "model loaded",
-            model=directory.name,
+            model=model,
             dtype=self._model.dtype,
             mode=self.mode,
             num_blocks=num_blocks,
             pool_mib=num_blocks * self._layout.block_bytes >> 20,
-            seconds=round(time.monotonic() - begin, 2),
+            seconds=round(seconds, 2),
         )
 
     @property

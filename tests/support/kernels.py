@@ -11,7 +11,7 @@ import pytest
 from common.engine import kernels
 from common.model_files import DEFAULT_CACHE_DIR
 
-CAPABLE: Final = not set(kernels._FEATURES) - kernels.cpu_features()
+CAPABLE: Final = not kernels.lacking_features()
 """Whether this CPU can have them at all."""
 
 

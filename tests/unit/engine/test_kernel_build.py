@@ -18,7 +18,7 @@ from common.engine.runner_torch import TorchRunner
 from tests.support.tiny_models import make_tiny_model
 from tests.support.torch_driver import Driver
 
-ALL_FEATURES = set(kernels._FEATURES)
+ALL_FEATURES = set(kernels.CPU_FEATURES)
 
 
 class Machine:
