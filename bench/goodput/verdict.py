@@ -11,6 +11,7 @@ from bench.goodput.slo import TARGETS, Objective, Slo
 
 LEVEL = 0.05
 """Ratios that differ less from 1 are called level, however narrow their interval."""
+UNDECIDED = "not decided by the rates measured"
 FACTORS = tuple(round(1.1 + 0.05 * number, 2) for number in range(39))
 """The k at which ratios are read off: 1.1 to 3."""
 
@@ -79,13 +80,11 @@ def _sentence(findings: Findings, one: str, other: str, objective: Objective) ->
 
 
 def _word(found: Ratio) -> str:
-    if found.bound == "?":
-        return "not decided by the rates measured"
-    if found.value > 1 + LEVEL and found.low > 1 and found.bound != "<=":
-        return "better"
-    if found.value < 1 - LEVEL and found.high < 1 and found.bound != ">=":
-        return "worse"
-    return "level, as far as this run can tell"
+    if found.bound != "<=" and found.value > 1 + LEVEL and found.low > 1:
+        return "better" if found.bound != "?" else UNDECIDED
+    if found.bound != ">=" and found.value < 1 - LEVEL and found.high < 1:
+        return "worse" if found.bound != "?" else UNDECIDED
+    return UNDECIDED if found.bound else "level, as far as this run can tell"
 
 
 def _ratios(findings: Findings, one: str, other: str) -> Iterator[tuple[float, float]]:
