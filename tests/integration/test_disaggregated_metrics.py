@@ -74,7 +74,9 @@ async def test_who_did_what(cluster: RealCluster) -> None:
         assert gateway.total(f"galley_{seconds}_seconds_sum") > 0, seconds
 
 
-async def test_a_prompt_seen_before_is_computed_to_its_last_block_only(cluster: RealCluster) -> None:
+async def test_of_a_prompt_seen_before_only_the_last_block_is_computed_and_pulled(
+    cluster: RealCluster,
+) -> None:
     await changes(cluster, "twice")
     cached, counted = await changes(cluster, "twice")
     assert cached == CACHED
@@ -82,8 +84,9 @@ async def test_a_prompt_seen_before_is_computed_to_its_last_block_only(cluster: 
     assert counted["prefill"].total("galley_prefix_cache_query_tokens_total") == NUM_PROMPT
     assert counted["prefill"].total("galley_prefix_cache_hit_tokens_total") == CACHED
     assert counted["decode"].total("galley_prompt_tokens_computed_total") == 0
-    assert counted["decode"].total("galley_kv_received_tokens_total") == NUM_PROMPT
-    assert counted["decode"].total("galley_kv_transfer_bytes_total") == KV_BYTES
+    assert counted["decode"].total("galley_prefix_cache_hit_tokens_total") == CACHED
+    assert counted["decode"].total("galley_kv_received_tokens_total") == NUM_PROMPT - CACHED
+    assert counted["decode"].total("galley_kv_transfer_bytes_total") == LAYOUT.block_bytes
 
 
 async def test_the_router_knows_what_is_cached(cluster: RealCluster) -> None:

@@ -7,7 +7,6 @@ import random
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from transformers import AutoTokenizer
@@ -15,7 +14,8 @@ from transformers import AutoTokenizer
 from common.config import Topology
 from common.engine.prepare_model import prepare
 from common.model_files import DEFAULT_CACHE_DIR, DEFAULT_MODEL
-from tests.support.real_cluster import RealCluster, at_a_time, real_cluster
+from tests.support.following import follow
+from tests.support.real_cluster import at_a_time, real_cluster
 from tests.support.reference import Expected, generate
 from tests.support.tiny_models import SPECIAL, make_tiny_model
 
@@ -27,6 +27,8 @@ BEGINNINGS = (600, 257, 256, 255, 144, 143, 129, 128, 127, 65, 64, 63, 48, 33, 3
 """Lengths of prompts that are beginnings of one text: they have blocks in common. A block is 16 tokens."""
 OWN_TEXTS = (1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 79, 80, 81, 95, 96, 97, 112)
 """Lengths of prompts that have nothing in common."""
+TOPOLOGIES: tuple[Topology, ...] = ("disaggregated", "chunked", "colocated")
+"""The two that mix these, with one model: test_topologies.py."""
 MODELS = ("default", "llama", "qwen3", "mistral", "gemma3", "gpt_neox")
 TEXT = Path(__file__).parents[1] / "data" / "compose-spec.LICENSE"
 TINY_IDS = range(len(SPECIAL), 259)
@@ -80,30 +82,19 @@ def test_hardly_any_position_is_a_tie(case: Case) -> None:
     assert sum(number > 1 for number in ways) <= len(ways) / 100
 
 
-@pytest.mark.parametrize("topology", get_args(Topology))
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_tokens_are_those_of_generate(case: Case, topology: Topology, tmp_path: Path) -> None:
     prompt_tokens = sum(len(expected.prompt) for expected in case.expected)
     async with real_cluster(case.directory, tmp_path, topology=topology) as cluster:
         await at_a_time(CONCURRENT, [partial(follow, cluster, expected) for expected in case.expected])
         decode = await cluster.metrics("decode")
         received = decode.total("galley_kv_received_tokens_total")
+        shared = decode.total("galley_prefix_cache_hit_tokens_total")
         computed = decode.total("galley_prompt_tokens_computed_total")
     if topology == "disaggregated":
-        assert received >= prompt_tokens
+        assert received + shared >= prompt_tokens
+        assert 0 < received < prompt_tokens
         assert computed == 0
     else:
         assert received == 0
         assert computed > 0
-
-
-async def follow(cluster: RealCluster, expected: Expected) -> None:
-    """Compare token by token; after a tie decided the other way, ask again from the reference's token."""
-    done = 0
-    while done < NUM_OUTPUT:
-        got = await cluster.greedy(expected.prompt + expected.tokens[:done], NUM_OUTPUT - done)
-        for token in got:
-            position, done = done, done + 1
-            if token != expected.tokens[position]:
-                where = f"output {position} of a prompt of {len(expected.prompt)} tokens"
-                assert token in expected.right[position], where
-                break

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import httpx
 
 from bench.scrape import Snapshot
-from common.config import Topology
 from deploy.local.cluster import ChildDied, LocalCluster
+from deploy.local.presets import Preset
 from deploy.local.processes import ChildProcess
 from deploy.local.spec import ClusterSpec
 
@@ -110,9 +110,15 @@ async def at_a_time(limit: int, calls: Iterable[Callable[[], Awaitable[T]]]) -> 
 
 @asynccontextmanager
 async def real_cluster(
-    model: Path, directory: Path, *, topology: Topology = "disaggregated", **settings: str
+    model: Path,
+    directory: Path,
+    *,
+    topology: Preset = "disaggregated",
+    prefill: int = 1,
+    decode: int = 1,
+    **settings: str,
 ) -> AsyncIterator[RealCluster]:
-    """One prefill (when apart) and one decode of `model` in float32; logs and run files in `directory`.
+    """So many prefill (when apart) and decode workers of `model` in float32; logs and more in `directory`.
 
     `settings` are service settings. To be entered on the main thread, which children's lives hang on.
     """
@@ -125,7 +131,14 @@ async def real_cluster(
         "threads": "1",
         "cluster": f"test-{secrets.token_hex(4)}",
     }
-    spec = ClusterSpec(port=0, router_port=0, topology=topology, settings=chosen | settings)
+    spec = ClusterSpec(
+        port=0,
+        router_port=0,
+        prefill=prefill,
+        decode=decode,
+        topology=topology,
+        settings=chosen | settings,
+    )
     local = LocalCluster(spec, directory, _Silent())
     try:
         async with local, httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False) as http:
