@@ -1,10 +1,10 @@
 # The commands of Galley. `make help` lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check bench clients clean
+.PHONY: help setup up test test-mooncake check bench clients clean
 
 PYTHON := .venv/bin/python
-MARKERS := not gpu and not system
+MARKERS := not gpu and not system and not mooncake
 
 # `make up NUM_BLOCKS=512` is `galley up num_blocks=512`: a variable of the command line that is no option of
 # `galley up` is a setting of the services, and galley says so if no service has it.
@@ -16,7 +16,7 @@ up_arguments = $(foreach v,$(filter $(UP_OPTIONS),$(GIVEN)),$(if $($v),--$(call 
                $(foreach v,$(filter-out $(NOT_SETTINGS),$(GIVEN)),'$v=$($v)')
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  make up PORT=8000 PREFILL=1 DECODE=1 TOPOLOGY=disaggregated|pooled|chunked|colocated|hybrid MODEL=<directory or hub id>"
 	@echo "          DTYPE=float32 DEVICE=cpu|cuda CORES=0-3 CONFIG=galley.toml, and any setting of a service: NUM_BLOCKS=512"
@@ -30,6 +30,12 @@ up: setup  ## start a whole cluster on this machine and serve until Ctrl-C
 
 test: setup  ## run the tests that need neither a GPU nor root
 	@$(PYTHON) -m pytest -m '$(MARKERS)' $(ARGS)
+
+test-mooncake: setup  ## run the tests over a real Mooncake Store, which is installed if it is missing
+	@$(PYTHON) -c 'import mooncake' 2>/dev/null || $(PYTHON) -m pip install -q -c requirements.lock -e '.[pool]'
+	@$(PYTHON) -c 'import mooncake.store' || \
+	  { echo "test-mooncake: sudo apt install libcurl4 libibverbs1 librdmacm1 libnuma1" >&2; exit 2; }
+	@$(PYTHON) -m pytest -m mooncake tests/mooncake $(ARGS)
 
 check: setup  ## lint, formatting and types
 	@$(PYTHON) -m ruff check .

@@ -122,7 +122,7 @@ class MooncakePool:
         except ImportError as error:
             raise ConfigError(
                 "kv_pool: mooncake:// needs `pip install 'galley[pool]'` and the Debian packages "
-                f"libibverbs1, librdmacm1 and libnuma1: {error}"
+                f"libcurl4, libibverbs1, librdmacm1 and libnuma1: {error}"
             ) from None
         self._new_store = MooncakeDistributedStore
         self._replication: _ReplicateConfig = ReplicateConfig()
