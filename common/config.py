@@ -169,7 +169,8 @@ class ModelSettings(ServiceSettings):
     )
     served_model_name: str = Field(default="", description="name for clients; else the last part of `model`")
     cache_dir: Path = Field(
-        default=model_files.DEFAULT_CACHE_DIR, description="where converted models are kept"
+        default=model_files.DEFAULT_CACHE_DIR,
+        description="where converted models, built kernels and compiled graphs are kept",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="arithmetic and KV type; auto takes the checkpoint's"

@@ -1,20 +1,21 @@
 """`python -m common.engine.compile_graph DIRECTORY LAYOUT CACHE_DIR`: the child that compiles a model.
 
 Polite: nice 19 and idle scheduling, so that a step that wants the core has it at once; one thread; gone as
-soon as its standard input ends. Knows nothing of serving.
+soon as its standard input ends. TMPDIR must be on the file system of CACHE_DIR. Knows nothing of serving.
 """
 
 import argparse
 import os
 import signal
 import sys
+import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
 
 import orjson
 
-from common.engine.sealed import is_sound
+from common.engine.sealed import is_sound, locked, publish
 from common.kv.layout import KVLayout
 
 
@@ -37,10 +38,12 @@ def main(argv: list[str]) -> int:
     kernels.load_kernels(arguments.cache_dir)
     layout = KVLayout(**arguments.layout)
     target = graph.graph_path(arguments.directory, layout, arguments.cache_dir)
-    with kernels.locked(target.with_suffix(".lock")):
+    with locked(target.with_suffix(".lock")):
         if not is_sound(target):
+            made = Path(tempfile.gettempdir()) / target.name
             with fresh_cache():
-                graph.compile_graph(arguments.directory, layout, target)
+                graph.compile_graph(arguments.directory, layout, made)
+            publish(made, target)
     return 0
 
 

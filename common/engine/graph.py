@@ -7,7 +7,6 @@ Knows nothing of plans.
 """
 
 import hashlib
-import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, cast
@@ -19,7 +18,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from common.engine import interface, kernels
 from common.engine.kernel_step import PagedInputs
 from common.engine.products import use_kernels
-from common.engine.sealed import publish
 from common.kv.layout import KVLayout
 
 MADE_OF: Final = ("graph.py", "interface.py", "kernel_step.py", "products.py")
@@ -69,16 +67,9 @@ def compile_graph(directory: Path, layout: KVLayout, target: Path) -> None:
             dynamic_shapes=shapes,
             strict=False,
         )
-        scratch = target.with_suffix(f".{os.getpid()}.pt2")
-        try:
-            torch._inductor.aoti_compile_and_package(
-                program,
-                package_path=str(scratch),
-                inductor_configs=_INDUCTOR,
-            )
-            publish(scratch, target)
-        finally:
-            scratch.unlink(missing_ok=True)
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=str(target), inductor_configs=_INDUCTOR
+        )
 
 
 class _Traced(nn.Module):

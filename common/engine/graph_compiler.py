@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,10 +22,13 @@ from common.engine import kernels
 from common.engine.graph import graph_path, tensors_of
 from common.engine.kernel_step import KernelStep
 from common.engine.loading import LoadedModel
+from common.engine.scratch import scratch
 from common.engine.sealed import is_sound
 from common.kv.layout import KVLayout
 
 _TIME_LIMIT_S: Final = 1800
+_REMEMBERED_S: Final = 24 * 3600
+"""How long a failure keeps the same graph from being tried again."""
 
 
 class CompileFailed(Exception):
@@ -51,7 +54,7 @@ class GraphCompiler:
     """Has one model's graph compiled by a child process, at nice 19, and loads it.
 
     idle --run--> running --child ended well, or found in the cache--> done
-                  running --child failed, stop--> failed
+                  running --child failed, stop, or had failed within a day--> failed
     """
 
     def __init__(self, directory: Path, model: LoadedModel, layout: KVLayout, cache_dir: Path) -> None:
@@ -60,6 +63,7 @@ class GraphCompiler:
         self._layout = layout
         self._cache_dir = cache_dir
         self.library = graph_path(directory, layout, cache_dir)
+        self._failure = self.library.with_suffix(".failed")
         self._child: subprocess.Popen[bytes] | None = None
         self._stopped = False
 
@@ -82,15 +86,43 @@ class GraphCompiler:
     def _compile(self) -> None:
         if kernels.compiler() is None:
             raise CompileFailed("there is no C++ compiler: install g++")
-        with tempfile.TemporaryDirectory(prefix="galley-", ignore_cleanup_errors=True) as scratch:
-            command = ["env", f"TMPDIR={scratch}", sys.executable, "-m", "common.engine.compile_graph"]
-            command += [str(self._directory), orjson.dumps(self._layout).decode(), str(self._cache_dir)]
-            said = Path(scratch) / "stderr"
-            with said.open("wb") as errors:
-                code = self._wait(command, errors)
-            if code:
-                reason = _error(said.read_text(errors="replace")) or f"exit {code}"
-                raise CompileFailed("stopped" if self._stopped else reason)
+        if reason := self._remembered():
+            raise CompileFailed(reason)
+        try:
+            with scratch(self.library.parent) as directory:
+                self._run_child(directory)
+        except OSError as error:
+            raise CompileFailed(str(error)) from error
+
+    def _run_child(self, scratch_directory: Path) -> None:
+        command = ["env", f"TMPDIR={scratch_directory}", sys.executable, "-m", "common.engine.compile_graph"]
+        command += [str(self._directory), orjson.dumps(self._layout).decode(), str(self._cache_dir)]
+        said = scratch_directory / "stderr"
+        with said.open("wb") as errors:
+            code = self._wait(command, errors)
+        if code == 0:
+            self._failure.unlink(missing_ok=True)
+        elif self._stopped:
+            raise CompileFailed("stopped")
+        else:
+            reason = _error(said.read_text(errors="replace")) or f"exit {code}"
+            # Killed by others it may do better the next time.
+            raise self._remember(reason) if code > 0 else CompileFailed(reason)
+
+    def _remember(self, reason: str) -> CompileFailed:
+        with suppress(OSError):
+            self._failure.write_text(reason)
+        return CompileFailed(reason)
+
+    def _remembered(self) -> str | None:
+        """Why the same compilation failed before, if that is not long ago."""
+        try:
+            age, reason = time.time() - self._failure.stat().st_mtime, self._failure.read_text()
+        except OSError:
+            return None
+        if age > _REMEMBERED_S:
+            return None
+        return f"{reason} ({age / 60:.0f} min ago; tried again after a day, or without {self._failure})"
 
     def _wait(self, command: list[str], errors: IO[bytes]) -> int:
         """Run the child to its end. Its standard input ends with this process, and it ends with that."""
@@ -103,7 +135,7 @@ class GraphCompiler:
                 return child.wait(_TIME_LIMIT_S)
             except subprocess.TimeoutExpired:
                 _kill(child)
-                raise CompileFailed(f"not done after {_TIME_LIMIT_S} s") from None
+                raise self._remember(f"not done after {_TIME_LIMIT_S} s") from None
 
     def _load(self) -> CompiledModel:
         try:

@@ -5,21 +5,18 @@ has the why and how). The library lies in the cache directory under a name made 
 Knows nothing of models.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import structlog
 import torch
 
-from common.engine.sealed import is_sound, publish
+from common.engine.sealed import is_sound, locked, publish
 
 HEAD_DIMS: Final = (32, 64, 96, 128, 256)
 MOST_GROUP: Final = 16
@@ -75,15 +72,6 @@ def lacking_features() -> list[str]:
 def compiler() -> str | None:
     """The C++ compiler that would be used; None when there is none."""
     return shutil.which("g++") or shutil.which("clang++")
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds the lock file `path`, so that of several processes one builds and the others find it built."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
 
 
 def sources_digest() -> str:

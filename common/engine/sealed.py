@@ -3,9 +3,21 @@
 A file that was cut short or changed on disk would crash whoever loads it as code; so it is no file.
 """
 
+import fcntl
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock file `path`, so that of several processes one builds and the others find it built."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 def is_sound(path: Path) -> bool:

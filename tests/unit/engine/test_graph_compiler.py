@@ -6,6 +6,7 @@ Nothing is compiled: a script stands for the Python of the child.
 import json
 import os
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -87,6 +88,10 @@ def test_a_library_that_cannot_be_loaded_is_a_failure(child: Child) -> None:
     with pytest.raises(CompileFailed, match=library.name):
         child.compiler.run()
     assert not child.compiler.is_cached  # it was not published, so it is compiled again
+    child.arguments.unlink()
+    with pytest.raises(CompileFailed):
+        child.compiler.run()
+    assert child.arguments.exists()
 
 
 def test_a_child_without_end_is_ended(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +128,57 @@ def test_without_a_compiler_no_child_is_started(child: Child, monkeypatch: pytes
     with pytest.raises(CompileFailed, match=r"install g\+\+"):
         child.compiler.run()
     assert not child.arguments.exists()
+
+
+# --- what is left ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["exit 0", "exit 1", "kill -9 $$"])
+def test_the_childs_scratch_is_beside_the_graphs_and_gone(child: Child, what: str, tmp_path: Path) -> None:
+    child.does(f"touch $TMPDIR/some; echo $TMPDIR > {tmp_path}/where; {what}")
+    with pytest.raises(CompileFailed):
+        child.compiler.run()
+    where = Path((tmp_path / "where").read_text().strip())
+    assert where.parent == child.compiler.library.parent
+    assert [path for path in where.parent.iterdir() if path.is_dir()] == []
+
+
+def test_a_cache_that_cannot_be_written_is_a_failure(child: Child, tmp_path: Path) -> None:
+    (tmp_path / "graphs").write_text("in the way")
+    child.does("exit 0")
+    with pytest.raises(CompileFailed, match="graphs"):
+        child.compiler.run()
+
+
+def test_a_failure_is_remembered_for_a_day(child: Child) -> None:
+    child.does("echo 'RuntimeError: no such operator' >&2; exit 1")
+    with pytest.raises(CompileFailed, match=r"^RuntimeError: no such operator$"):
+        child.compiler.run()
+    child.arguments.unlink()
+    with pytest.raises(CompileFailed, match=r"RuntimeError: no such operator \(0 min ago; .*\.failed\)$"):
+        child.compiler.run()
+    assert not child.arguments.exists()
+    remembered = child.compiler.library.with_suffix(".failed")
+    day = time.time() - 24 * 3600
+    os.utime(remembered, (day + 60, day + 60))
+    with pytest.raises(CompileFailed, match=r"\(1439 min ago"):
+        child.compiler.run()
+    os.utime(remembered, (day - 60, day - 60))
+    child.does("exit 0")
+    with pytest.raises(CompileFailed):
+        child.compiler.run()
+    assert child.arguments.exists()
+    assert not remembered.exists()  # this time the child ended well
+
+
+@pytest.mark.parametrize("end", ["kill -9 $$", "exec sleep 600"])
+def test_a_child_that_others_ended_is_tried_again(child: Child, end: str) -> None:
+    child.does(end)
+    if "sleep" in end:
+        child.compiler.stop()
+    with pytest.raises(CompileFailed):
+        child.compiler.run()
+    assert not child.compiler.library.with_suffix(".failed").exists()
 
 
 # --- the runner that has it compiled ---------------------------------------------------------------

@@ -107,13 +107,6 @@ def test_of_two_at_once_one_builds(machine: Machine, monkeypatch: pytest.MonkeyP
     assert machine.compilations == 1
 
 
-def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
-    path = tmp_path / "not" / "there" / "yet"
-    with kernels.locked(path):
-        assert subprocess.run(["flock", "-n", path, "true"], check=False).returncode == 1
-    assert subprocess.run(["flock", "-n", path, "true"], check=False).returncode == 0
-
-
 def test_an_interrupted_build_leaves_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(command: list[str], **_others: object) -> None:
         Path(command[command.index("-o") + 1]).write_text("half a libr")

@@ -1,10 +1,11 @@
-"""What is published is sound until it is touched."""
+"""What is published is sound until it is touched, and one at a time publishes it."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from common.engine.sealed import is_sound, publish
+from common.engine.sealed import is_sound, locked, publish
 
 
 @pytest.fixture
@@ -44,3 +45,10 @@ def test_published_again(published: Path, tmp_path: Path) -> None:
     publish(made, published)
     assert published.read_bytes() == b"other"
     assert is_sound(published)
+
+
+def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
+    path = tmp_path / "not" / "there" / "yet"
+    with locked(path):
+        assert subprocess.run(["flock", "-n", path, "true"], check=False).returncode == 1
+    assert subprocess.run(["flock", "-n", path, "true"], check=False).returncode == 0
