@@ -43,7 +43,10 @@ def add_probes(
     why_not_ready: WhyNotReady,
     details: Details = dict,
 ) -> None:
-    """Add `/healthz` (200 while alive), `/readyz` (200, or 503 with the reason) and `/metrics`."""
+    """Add `/healthz` (200 while alive), `/readyz` (200, or 503 with the reason) and `/metrics`.
+
+    `/health` is `/readyz` by the name that other servers gave it: load clients ask for it before they begin.
+    """
 
     async def healthz(_: web.Request) -> web.Response:
         return json_response({"status": "alive"})
@@ -58,7 +61,12 @@ def add_probes(
         return web.Response(body=metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
 
     app.add_routes(
-        [web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", exposition)]
+        [
+            web.get("/healthz", healthz),
+            web.get("/readyz", readyz),
+            web.get("/health", readyz),
+            web.get("/metrics", exposition),
+        ]
     )
 
 

@@ -295,6 +295,6 @@ async def test_request_ids_and_probes(stage: Stage) -> None:
     async with stage.http.get(stage.url + "/v1/models/other") as response:
         assert response.status == 404
         assert response.headers["X-Request-Id"]
-    for path in ("/healthz", "/readyz", "/metrics"):
+    for path in ("/healthz", "/readyz", "/health", "/metrics"):
         async with stage.http.get(stage.url + path) as response:
             assert response.status == 200, path

@@ -15,7 +15,7 @@ from common.errors import ConfigError, InvalidRequest, Unauthorized
 from services.gateway.http.keys import KeyRing
 
 MAX_JSON_DEPTH = 100
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/metrics", "/openapi.json"})
 """Told to everybody: probes and scrapers have no key."""
 
 _PREFLIGHT_AGE_S = "600"

@@ -74,6 +74,7 @@ GETS: Final = (
     Get("/v1/models/{model}", "Describe a model", bodies.ModelCard),
     Get("/healthz", "Whether the process lives", bodies.Health),
     Get("/readyz", "Whether a request can be served", bodies.Health, (200, 503)),
+    Get("/health", "The same as /readyz", bodies.Health, (200, 503)),
     Get("/metrics", "Metrics, as Prometheus reads them", None),
 )
 
