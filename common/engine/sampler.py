@@ -27,6 +27,7 @@ LOWEST: Final = -9999.0
 
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 _MANY: Final = 1024
+_CHUNK: Final = 128
 _NO_TOKEN: Final = -1
 
 
@@ -273,7 +274,8 @@ def _logprobs(logits: Tensor, rows: Seq[PlanRow], tokens: Seq[int]) -> dict[int,
     if not wanted:
         return {}
     counts = [rows[index].sampling.logprobs or 0 for index in wanted]
-    found = score(logits[wanted], [tokens[index] for index in wanted], max(counts))
+    asked = logits if len(wanted) == len(rows) else logits[wanted]
+    found = score(asked, [tokens[index] for index in wanted], max(counts))
     return {
         index: TokenLogprobs(one.logprob, one.top[:count])
         for index, count, one in zip(wanted, counts, found, strict=True)
@@ -283,17 +285,35 @@ def _logprobs(logits: Tensor, rows: Seq[PlanRow], tokens: Seq[int]) -> dict[int,
 def score(logits: Tensor, tokens: Seq[int], count: int) -> list[TokenLogprobs]:
     """Log probabilities of one token for each row of float32 `logits` `[rows, vocab]`, and the `count` best.
 
-    Equal ones are in the order of their ids. No second table of that size is made. Raises StepFailed where
-    the logits are not numbers.
+    Equal ones are in the order of their ids. Raises StepFailed where the logits are not numbers.
     """
-    norms = logits.logsumexp(-1, keepdim=True)
-    if not bool(norms.isfinite().all()):
+    if not bool(logits.amax(-1).isfinite().all()):
         raise StepFailed("the model's logits are not numbers")
-    chosen = torch.tensor(tokens, device=logits.device)[:, None]
-    own = (logits.gather(-1, chosen) - norms)[:, 0].clamp(min=LOWEST).tolist()
-    best = logits.topk(min(count, logits.shape[-1]))
-    values, ids = (best.values - norms).clamp(min=LOWEST).tolist(), best.indices.tolist()
+    table = logits.log_softmax(-1)  # half the time of logsumexp, which makes a table too
+    own = table.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])
+    values, ids = _best(table, count)
     return [
         TokenLogprobs(value, tuple(sorted(zip(line, line_values, strict=True), key=lambda p: (-p[1], p[0]))))
-        for value, line, line_values in zip(own, ids, values, strict=True)
+        for value, line, line_values in zip(
+            own[:, 0].clamp(min=LOWEST).tolist(), ids.tolist(), values.clamp(min=LOWEST).tolist(), strict=True
+        )
     ]
+
+
+def _best(table: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` highest of each row of `[rows, vocab]`, or all if there are fewer, and their ids.
+
+    They lie in the `count` chunks with the highest maxima. To look only there takes a fifth of topk's time.
+    """
+    rows, vocab = table.shape
+    chunks = vocab // _CHUNK
+    if count == 0 or count >= chunks:
+        found = table.topk(min(count, vocab))
+        return found.values, found.indices
+    rest = chunks * _CHUNK
+    maxima = table[:, :rest].view(rows, chunks, _CHUNK).amax(-1)
+    first = maxima.topk(count).indices[:, :, None] * _CHUNK
+    ids = (first + torch.arange(_CHUNK, device=table.device)).flatten(1)
+    ids = torch.cat((ids, torch.arange(rest, vocab, device=table.device).expand(rows, -1)), -1)
+    found = table.gather(-1, ids).topk(count)
+    return found.values, ids.gather(-1, found.indices)
