@@ -6,20 +6,11 @@ cost, is the StepPlanner's choice.
 
 from bisect import bisect_right
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
 from common.engine.sequence import Sequence
 from common.ids import BlockId, SequenceId
 from common.kv.block_pool import BlockPool
 from common.kv.prefix_cache import PrefixCache
-
-
-@dataclass(slots=True)
-class _Memo:
-    """What need not be worked out again: hashes of the first blocks, how many blocks are registered."""
-
-    hashes: list[bytes] = field(default_factory=list)
-    num_registered: int = 0
 
 
 class BlockTables:
@@ -28,7 +19,7 @@ class BlockTables:
     def __init__(self, pool: BlockPool, cache: PrefixCache | None) -> None:
         self._pool = pool
         self._cache = cache
-        self._memos: dict[SequenceId, _Memo] = {}
+        self._num_registered: dict[SequenceId, int] = {}
 
     def known(self, seq: Sequence) -> list[BlockId]:
         """Blocks that hold the beginning of `seq` already; not taken yet (see PrefixCache.match).
@@ -37,7 +28,7 @@ class BlockTables:
         """
         if self._cache is None or seq.sampling.prompt_logprobs is not None:
             return []
-        return self._cache.match(seq.tokens, seq.cache_salt, self._memo(seq).hashes)
+        return self._cache.match(seq.tokens, seq.cache_salt, seq.names)
 
     def uncomputed(self, seq: Sequence) -> int:
         """How many tokens have to be computed before `seq` goes on, as things stand."""
@@ -61,7 +52,7 @@ class BlockTables:
             return False
         seq.blocks = known + self._pool.allocate(fresh, known)
         seq.num_computed = self.tokens_in(known)
-        self._memo(seq).num_registered = len(known)
+        self._num_registered[seq.id] = len(known)
         return True
 
     def missing(self, seq: Sequence, more: int = 0) -> int:
@@ -90,26 +81,15 @@ class BlockTables:
         """Let others find the full blocks of the first `num_computed` tokens."""
         if self._cache is None:
             return
-        memo = self._memo(seq)
-        if seq.num_computed // self._pool.block_size > memo.num_registered:
-            memo.num_registered = self._cache.register(
-                seq.tokens,
-                seq.cache_salt,
-                seq.blocks,
-                seq.num_computed,
-                start=memo.num_registered,
-                hashes=memo.hashes,
+        start = self._num_registered.get(seq.id, 0)
+        if seq.num_computed // self._pool.block_size > start:
+            self._num_registered[seq.id] = self._cache.register(
+                seq.tokens, seq.cache_salt, seq.blocks, seq.num_computed, start=start, hashes=seq.names
             )
 
     def release(self, seq: Sequence) -> None:
         """Give the whole table back and forget the sequence."""
-        self._memos.pop(seq.id, None)
+        self._num_registered.pop(seq.id, None)
         # A new list, not a cleared one: who was shown the old one keeps what it saw.
         blocks, seq.blocks = seq.blocks, []
         self._pool.release(blocks)
-
-    def _memo(self, seq: Sequence) -> _Memo:
-        memo = self._memos.get(seq.id)
-        if memo is None:
-            memo = self._memos[seq.id] = _Memo()
-        return memo

@@ -39,6 +39,8 @@ class Sequence:
     num_cached: int = 0
     admitted: float | None = None
     blocks: list[BlockId] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)
+    """Of its first full blocks, as far as somebody needed them: the PrefixCache's memo."""
 
     @property
     def num_output(self) -> int:

@@ -29,9 +29,9 @@ class PrefixCache:
         """
         return self.find(self._chain(tokens, salt, (len(tokens) - 1) // self._pool.block_size, hashes))
 
-    def names(self, tokens: Seq[int], salt: str = "") -> list[bytes]:
+    def names(self, tokens: Seq[int], salt: str = "", hashes: list[bytes] | None = None) -> list[bytes]:
         """The hashes of all full blocks of `tokens`, in order."""
-        return self._chain(tokens, salt, len(tokens) // self._pool.block_size, None)
+        return self._chain(tokens, salt, len(tokens) // self._pool.block_size, hashes)
 
     def find(self, names: Seq[bytes]) -> list[BlockId]:
         """Blocks that hold the first of `names`, up to the first that none holds; on the terms of `match`."""

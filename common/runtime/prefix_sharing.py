@@ -90,7 +90,8 @@ class PrefixSharing:
         # Who wants the log probabilities of its prompt passes every cache by.
         if self._loader is None or seq.sampling.prompt_logprobs is not None:
             return []
-        names = self._prefixes.names(seq.tokens if whole else seq.tokens[:-1], seq.cache_salt)
+        known = seq.tokens if whole else seq.tokens[:-1]
+        names = self._prefixes.names(known, seq.cache_salt, seq.names)
         return names if self._loader.missing(names) else []
 
     async def _fetch(self, seq: Sequence, names: list[bytes], then: Callable[[], None]) -> None:

@@ -27,7 +27,7 @@ class Decoding(Held):
     received: float
     handoff: KVHandoff | None = None
     names: list[bytes] = field(default_factory=list)
-    """Of a handoff's full blocks."""
+    """Of a handoff's full blocks, for whatever sequence it becomes."""
     reserved: list[BlockId] = field(default_factory=list)
     pull: asyncio.Task[None] | None = None
     seq: Sequence | None = None

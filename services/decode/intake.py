@@ -66,7 +66,7 @@ class HandoffIntake:
 
     def add(self, held: Decoding, seq: Sequence) -> None:
         """Take in the handoff of `held`, which will be `seq`."""
-        held.names = self._prefixes.names(seq.tokens, seq.cache_salt)
+        held.names = self._prefixes.names(seq.tokens, seq.cache_salt, seq.names)
         self._waiting.add(held, seq)
         self.admit()
 

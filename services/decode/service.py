@@ -150,7 +150,7 @@ class DecodeService:
             self._worker.done(held)
             return
         seq = self._sequence(handoff, [*handoff.prompt_ids, *handoff.output_ids, first.token], held)
-        seq.blocks, seq.num_computed = blocks, handoff.num_tokens
+        seq.blocks, seq.num_computed, seq.names = blocks, handoff.num_tokens, held.names
         token = TokensItem(
             held.key,
             len(handoff.output_ids),

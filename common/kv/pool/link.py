@@ -55,8 +55,11 @@ class PoolLink:
         try:
             done = await call()
         except KVPoolUnavailable as error:
-            seconds = self._backoff.failed()
-            _log.warning("KV pool is left alone", seconds=round(seconds, 1), error=error.message)
+            _log.warning("KV pool failed", alone_s=round(self._backoff.failed(), 1), error=error.message)
+            return 0
+        except Exception:
+            # Whatever the library of a store comes up with, it costs a cache and not the worker.
+            _log.exception("KV pool failed", alone_s=round(self._backoff.failed(), 1))
             return 0
         self._backoff.succeeded()
         return done

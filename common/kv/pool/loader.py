@@ -52,7 +52,7 @@ class PrefixLoader:
 
     async def _fetch(self, names: Seq[bytes]) -> None:
         found = await self._link.match(names)
-        names = names[: min(found, self._spare())]
+        names = names[: min(found, max(0, self._spare()))]
         if not names:
             return
         blocks = self._pool.allocate(len(names))
