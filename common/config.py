@@ -280,7 +280,7 @@ class RouterSettings(ServiceSettings):
     topology: Topology = Field(
         default="disaggregated", description="who prefills: prefill workers, or decode workers"
     )
-    routing_policy: RoutingPolicyName = Field(default="least_tokens", description="how to choose")
+    routing_policy: RoutingPolicyName = Field(default="prefix_aware", description="how to choose")
     local_prefill_below_tokens: int = Field(
         default=0,
         ge=0,

@@ -53,9 +53,9 @@ def test_whoever_has_told_no_step_times_counts_as_the_others() -> None:
     assert choice("least_predicted_ttft", fleet, Work(100)) == "d1"
 
 
-def test_prefix_aware_follows_the_prefix_until_the_queue_is_as_long() -> None:
+def test_prefix_aware_follows_the_prefix_until_the_queue_is_too_long() -> None:
     cached = {ref("d0"): 30}
-    for queued, expected in ((0, "d0"), (200, "d0"), (600, "d1")):
+    for queued, expected in ((0, "d0"), (1000, "d0"), (1300, "d1")):
         fleet = instances(loaded("d0", queued=queued), loaded("d1"))
         assert choice("prefix_aware", fleet, Work(500, cached)) == expected, queued
 
@@ -75,8 +75,8 @@ def test_one_shared_prefix_spreads_over_the_fleet() -> None:
             running = Counter[str](held[-40:])
             for name in names:
                 view.observe(loaded(name, running=running[name], held=500 * running[name]))
-    assert max(chosen.values()) / (400 / 4) <= 1.2
-    assert min(chosen.values()) > 0
+    assert max(chosen.values()) / (400 / 4) <= 1.3
+    assert min(chosen.values()) >= 60
 
 
 def test_nearest_prefers_the_pair_on_one_node_then_rack_then_zone() -> None:
