@@ -66,7 +66,7 @@ async def _until_terminated(bench: Bench, frame: Frame, arguments: argparse.Name
 
 
 def _hand_over(name: str, outcome: Outcome, console: Console, json_file: Path | None) -> int:
-    console.print(figures_table(name, outcome.figures))
+    console.print(figures_table(name, outcome.shown))
     for problem in outcome.problems:
         console.print(f"failed: {problem}", style="red", highlight=False, markup=False)
     if json_file is not None:

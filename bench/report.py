@@ -19,13 +19,19 @@ BenchFigures = Mapping[str, float]
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a bench found. `figures` are finite numbers (true is 1), named as others will look them up;
-    `problems` say, one line each, why the run must count as failed.
+    `problems` say, one line each, why the run must count as failed. `headline` are those of the figures that
+    are shown on the screen, where all would be too many.
 
     Raises ValueError for a figure that is no number: JSON could not carry it.
     """
 
     figures: BenchFigures
     problems: tuple[str, ...] = field(default=())
+    headline: tuple[str, ...] = field(default=())
+
+    @property
+    def shown(self) -> BenchFigures:
+        return {name: self.figures[name] for name in self.headline} if self.headline else self.figures
 
     def __post_init__(self) -> None:
         for name, figure in self.figures.items():

@@ -19,6 +19,7 @@ from bench.goodput.effort import FULL, QUICK, REQUESTS, Effort
 from bench.goodput.measure import RequestsFailed
 from bench.goodput.report import write_report
 from bench.goodput.slo import Slo
+from bench.goodput.verdict import sentences
 from bench.goodput.workload import MIXES, TRACE, Workload, named, replayed
 from bench.report import Outcome
 from common.errors import ConfigError
@@ -66,7 +67,11 @@ async def run(frame: Frame, arguments: argparse.Namespace) -> Outcome:
         return Outcome({}, (str(error),))
     folder = arguments.report or REPORTS / f"goodput-{comparison.workload.name}"
     frame.note(f"report: {write_report(folder, comparison, findings, arrivals)}")
-    return Outcome(findings.figures(), findings.problems())
+    for sentence in sentences(findings):
+        frame.note(sentence.replace("**", ""))
+    figures = findings.figures()
+    headline = tuple(name for name in figures if not name.endswith(("_low", "_high", "_99")))
+    return Outcome(figures, findings.problems(), headline)
 
 
 def _comparison(arguments: argparse.Namespace) -> Comparison:

@@ -6,14 +6,11 @@ many workers as that together. Knows nothing of how they are started and measure
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import get_args
 
-from common.config import SPLIT, Topology
 from common.errors import ConfigError
+from deploy.local.presets import Preset, checked_preset, splits
 from deploy.local.spec import ClusterSpec
 
-PRESETS = Path(__file__).resolve().parents[2] / "deploy" / "config"
 AGAINST = "against"
 """The name of the servers given by address."""
 
@@ -43,7 +40,7 @@ class Contestant:
 
     @property
     def split(self) -> bool:
-        return self.spec is not None and self.spec.topology in SPLIT
+        return self.spec is not None and self.spec.splits
 
     @property
     def how(self) -> str:
@@ -66,27 +63,19 @@ class Instances:
 
 def topologies(names: Sequence[str], instances: Instances) -> list[Contestant]:
     """The contestants called `names`. Raises ConfigError for an unknown one, naming the choices."""
-    known: tuple[Topology, ...] = get_args(Topology)
-    found = []
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"there is no topology {name}; there are: {', '.join(known)}", param="compare")
-        topology = next(choice for choice in known if choice == name)
-        found.append(Contestant(name, cluster_of(topology, instances)))
-    if len({contestant.name for contestant in found}) < len(found):
+    found = [Contestant(name, cluster_of(checked_preset(name), instances)) for name in names]
+    if len(set(names)) < len(names):
         raise ConfigError("a topology is compared with itself", param="compare")
     return found
 
 
-def cluster_of(topology: Topology, instances: Instances) -> ClusterSpec:
-    """Its preset, if it has one, with the workers and cores of `instances`."""
-    preset = PRESETS / f"{topology}.toml"
-    split = topology in SPLIT
+def cluster_of(topology: Preset, instances: Instances) -> ClusterSpec:
+    """Its preset, with the workers and cores of `instances`."""
+    split = splits(topology)
     return ClusterSpec(
         prefill=instances.prefill if split else 0,
         decode=instances.decode if split else instances.total,
         topology=topology,
-        config=preset if preset.is_file() else None,
         cores=",".join(map(str, instances.cores)),
     )
 
