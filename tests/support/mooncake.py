@@ -1,18 +1,20 @@
 """A real mooncake_master for tests, and clients of its store in processes of their own."""
 
 import asyncio
+import re
 import sys
 import sysconfig
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import httpx
 import orjson
 
 from tests.support.nats import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-CLIENT_TTL_S = 2
+CLIENT_TTL_S = 4
 _READY_S = 10.0
 _RETRY_S = 0.02
 
@@ -47,6 +49,14 @@ class MooncakeMaster:
                     continue
                 writer.close()
                 return
+
+    async def clients(self) -> int:
+        """How many it takes to be alive."""
+        async with httpx.AsyncClient(trust_env=False) as http:
+            answer = await http.get(f"http://127.0.0.1:{self._metrics_port}/metrics")
+        found = re.search(r"^master_active_clients (\d+)$", answer.text, re.MULTILINE)
+        assert found, answer.text
+        return int(found[1])
 
     async def kill(self) -> None:
         await _kill(self._process)

@@ -7,7 +7,9 @@ test asks for.
 """
 
 import asyncio
+import os
 import secrets
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -46,6 +48,7 @@ class RealCluster:
     def __init__(self, cluster: LocalCluster, http: httpx.AsyncClient) -> None:
         self.url = cluster.url
         self.http = http
+        self.killed: set[str] = set()
         self._children = cluster.children
 
     async def complete(self, prompt: Sequence[int] | str, **fields: Any) -> dict[str, Any]:
@@ -68,10 +71,16 @@ class RealCluster:
 
     async def metrics(self, *roles: str) -> Snapshot:
         """The sums over all instances of `roles`."""
-        urls = [child.address for child in self._children if child.role in roles]
+        alive = [child for child in self._children if child.name not in self.killed]
+        urls = [child.address for child in alive if child.role in roles]
         assert urls
         answers = await asyncio.gather(*(self.http.get(f"{url}/metrics") for url in urls))
         return Snapshot([answer.raise_for_status().text for answer in answers])
+
+    def kill(self, name: str) -> None:
+        """kill -9."""
+        os.kill(next(child.pid for child in self._children if child.name == name), signal.SIGKILL)
+        self.killed.add(name)
 
     async def idle(self, within_s: float = IDLE_WITHIN_S) -> None:
         """Wait until no process holds anything for any request any more. Raises AssertionError."""
@@ -142,11 +151,14 @@ async def real_cluster(
     local = LocalCluster(spec, directory, _Silent())
     try:
         async with local, httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False) as http:
-            yield RealCluster(local, http)
+            cluster = RealCluster(local, http)
+            yield cluster
     except ChildDied as error:
         raise AssertionError("\n".join([error.message, *error.child.last_lines(20)])) from error
     bad_ends = {
-        child.name: child.exit_code for child in local.children if child.exit_code or child.name in local.died
+        child.name: child.exit_code
+        for child in local.children
+        if (child.exit_code or child.name in local.died) and child.name not in cluster.killed
     }
     assert not bad_ends, f"exit codes {bad_ends}"
 
