@@ -74,7 +74,7 @@ async def test_who_did_what(cluster: RealCluster) -> None:
         assert gateway.total(f"galley_{seconds}_seconds_sum") > 0, seconds
 
 
-async def test_of_a_prompt_seen_before_only_the_last_block_is_computed_and_pulled(
+async def test_a_prompt_seen_before_is_computed_to_its_last_block_only(
     cluster: RealCluster,
 ) -> None:
     await changes(cluster, "twice")

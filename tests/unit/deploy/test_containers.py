@@ -81,6 +81,15 @@ def test_compose_runs_every_role_with_a_readiness_check_and_can_scale_workers() 
     assert services["nats"]["healthcheck"]
 
 
+def test_compose_gives_router_and_workers_the_preset_of_a_topology() -> None:
+    for role in ("router", "prefill", "decode"):
+        service = COMPOSE["services"][role]
+        assert service["command"] == ["--config", "/presets/${GALLEY_TOPOLOGY:-disaggregated}.toml"]
+        assert "./config:/presets:ro" in service["volumes"]
+        assert "GALLEY_TOPOLOGY" not in service["environment"]  # it would win, and hybrid is no value of it
+    assert (ROOT / "deploy/config/disaggregated.toml").is_file()
+
+
 def test_nats_server_accepts_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NATS_TOKEN", "word")
     command = [str(nats_binary()), "-t", "--config", str(ROOT / "deploy/nats.conf")]
