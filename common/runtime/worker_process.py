@@ -6,6 +6,7 @@ the duty does with its jobs.
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -13,9 +14,10 @@ import structlog
 from aiohttp import web
 
 from common import model_files
-from common.config import EngineSettings
+from common.config import EngineSettings, PrefillSettings
 from common.engine.executor import ThreadExecutor
 from common.engine.runner_torch import ENGINE_MODES, EngineMode, TorchRunner
+from common.engine.saturation import measure_saturation
 from common.kv.pool.base import KVPool
 from common.kv.pool.open import open_pool
 from common.messages.subjects import Subjects
@@ -80,9 +82,9 @@ async def serve_worker(
         url = http.url(settings.reachable_host)
         context.announce(url)
         async with asyncio.TaskGroup() as tasks:
-            loading = tasks.create_task(asyncio.to_thread(_load, settings))
+            loading = tasks.create_task(_load_aside(settings))
             opening = tasks.create_task(open_ucx(settings, metrics))
-        runner, ucx = loading.result(), opening.result()
+        (runner, saturation), ucx = loading.result(), opening.result()
         transport = wrap_transport(ucx)
         stack.push_async_callback(transport.close)
         process.runner, process.kv_pool = runner, settings.kv_pool
@@ -110,6 +112,7 @@ async def serve_worker(
             http_url=url,
             kv_pool=kv_pool,
             kv_gbps=ucx.gbps,
+            saturation=saturation,
         )
         process.host = WorkerHost(parts, make_duty)
         await _serve(process, process.host, runner, context.stopping)
@@ -150,7 +153,21 @@ def _is_mode(runner: TorchRunner, mode: EngineMode) -> float:
     return float(runner.mode == mode)
 
 
-def _load(settings: EngineSettings) -> TorchRunner:
+async def _load_aside(settings: EngineSettings) -> tuple[TorchRunner, int | None]:
+    """Load in a thread that ends then, and OpenMP's helpers of that thread with it.
+
+    Threads beyond the number of cores make libgomp sleep at every join instead of spinning: a step of two
+    threads took 20 ms that takes 6.
+    """
+    thread = ThreadPoolExecutor(1, thread_name_prefix="load")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, _load, settings)
+    finally:
+        thread.shutdown(wait=False)
+
+
+def _load(settings: EngineSettings) -> tuple[TorchRunner, int | None]:
+    """The runner, and how many tokens its prefill steps shall have, where that is to be known."""
     runner = TorchRunner(
         model_files.resolve(settings.model, settings.cache_path),
         dtype=settings.dtype,
@@ -166,6 +183,11 @@ def _load(settings: EngineSettings) -> TorchRunner:
         deterministic=settings.deterministic,
     )
     seconds = runner.warm_up()
+    saturation = None
+    if isinstance(settings, PrefillSettings):
+        saturation = settings.prefill_step_tokens or measure_saturation(
+            runner, settings.max_num_batched_tokens
+        )
     settle()
-    log.info("warmed up", seconds=round(seconds, 2))
-    return runner
+    log.info("warmed up", seconds=round(seconds, 2), prefill_step_tokens=saturation)
+    return runner, saturation
