@@ -57,7 +57,8 @@ class Bracket:
 class LadderSearch:
     """One contestant's search for several objectives at once: a trial at a rung tells something of each.
 
-    The highest rung of those that are of use comes next: it takes the least time.
+    Brackets come first, then their refinement, so that a search cut short has bounds on both sides. Among
+    equals the highest rung comes first: it takes the least time.
     """
 
     def __init__(self, ladder: Ladder, objectives: Sequence[Objective], first: int) -> None:
@@ -67,8 +68,11 @@ class LadderSearch:
 
     def next_rung(self) -> int | None:
         """The rung to try, or None when every objective is found, or lies beyond the ladder."""
-        wanted = [rung for bracket in self.brackets.values() if (rung := self._wanted(bracket)) is not None]
-        return max(wanted, default=None)
+        opening, refining = list[int](), list[int]()
+        for bracket in self.brackets.values():
+            if (rung := self._wanted(bracket)) is not None:
+                (opening if bracket.low is None or bracket.high is None else refining).append(rung)
+        return max(opening or refining, default=None)
 
     def open_at(self, rung: int) -> list[Objective]:
         """Objectives of which a trial at `rung` could still tell something."""
