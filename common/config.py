@@ -264,6 +264,11 @@ class EngineSettings(ModelSettings):
 class PrefillSettings(EngineSettings):
     role: ClassVar[Role] = "prefill"
 
+    prefill_step_tokens: PositiveInt | None = Field(
+        default=None,
+        description="prompt tokens in one step; else, measured at start, what keeps the matrix units busy",
+    )
+
 
 class DecodeSettings(EngineSettings):
     role: ClassVar[Role] = "decode"

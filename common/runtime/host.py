@@ -54,7 +54,10 @@ class HostedDuty(Duty, EngineSink, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a worker is made of. `fingerprint` covers KV layout and weights, `kv_gbps` is the self-test's."""
+    """What a worker is made of. `fingerprint` covers KV layout and weights, `kv_gbps` is the self-test's.
+
+    `saturation` is how many tokens a prefill step needs (engine/saturation.py), if that bounds its steps.
+    """
 
     ref: InstanceRef
     settings: EngineSettings
@@ -68,6 +71,13 @@ class Parts:
     http_url: str
     kv_pool: KVPool | None = None
     kv_gbps: float = 0.0
+    saturation: int | None = None
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens in one step at most."""
+        most = self.settings.max_num_batched_tokens
+        return most if self.saturation is None else min(most, self.saturation)
 
     @property
     def fingerprint(self) -> str:
@@ -103,7 +113,7 @@ class WorkerHost:
             make_policy(settings.policy, settings.chunk_tokens),
             make_ordering(settings.ordering, parts.clock, rate),
             max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_num_batched_tokens=parts.step_tokens,
             max_model_len=runner.max_model_len,
             eos_token_ids=runner.eos_token_ids,
         )
@@ -148,7 +158,7 @@ def _info(parts: Parts) -> InstanceInfo:
         max_model_len=runner.max_model_len,
         block_size=runner.layout.block_size,
         num_blocks=runner.buffer.num_blocks,
-        step_tokens=settings.max_num_batched_tokens,
+        step_tokens=parts.step_tokens,
         chunk_tokens=0 if whole_prompts else settings.chunk_tokens,
         max_num_seqs=settings.max_num_seqs,
         token_bytes=runner.layout.block_bytes // runner.layout.block_size,

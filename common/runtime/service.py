@@ -22,7 +22,7 @@ import orjson
 import structlog
 import uvloop
 
-from common.clock import Clock, LoopClock
+from common.clock import Clock, SystemClock
 from common.config import EngineSettings, ServiceSettings, parse_cores
 from common.errors import ConfigError, GalleyError
 from common.ids import IdSource, Incarnation, InstanceId, InstanceRef, SystemIds
@@ -115,7 +115,7 @@ async def _supervise(settings: ServiceSettings, main: Main) -> int:
     context = ServiceContext(
         ref=InstanceRef(InstanceId(settings.instance), Incarnation(ids.hex())),
         role=settings.role,
-        clock=LoopClock(loop),
+        clock=SystemClock(),  # uvloop's own counts whole milliseconds, of which a transfer has few
         ids=ids,
         announce_fd=settings.announce_fd,
     )
