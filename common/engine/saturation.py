@@ -1,8 +1,8 @@
-"""How many tokens a prefill step needs to keep the matrix units busy: L_m of DistServe (OSDI '24, section 4.3).
+"""How many tokens a prefill step needs to keep the matrix units busy: L_m of DistServe (OSDI '24, 4.3).
 
-Below it a step takes nearly as long for fewer tokens, so that short prompts are better computed together; above
-it nothing is gained, and the larger the last step of a prompt, the more KV is left to travel when the prompt is
-done. Measured, because it differs between a CPU (around 128) and a GPU (many more). Knows nothing of torch.
+Below it a step takes nearly as long for fewer tokens, so that short prompts are better computed together;
+above it nothing is gained, and the larger the last step of a prompt, the more KV is left to travel when the
+prompt is done. Measured, because a CPU (around 128) and a GPU (many more) differ. Knows nothing of torch.
 """
 
 import time
