@@ -88,9 +88,7 @@ async def serve_worker(
         transport = wrap_transport(ucx)
         stack.push_async_callback(transport.close)
         process.runner, process.kv_pool = runner, settings.kv_pool
-        kv_pool = await _open_kv_pool(settings, runner, metrics)
-        if kv_pool is not None:
-            stack.push_async_callback(kv_pool.close)
+        kv_pool = await _open_kv_pool(settings, runner, metrics, stack)
         for mode in ENGINE_MODES:
             metrics.engine_mode(mode).set_function(partial(_is_mode, runner, mode))
         process.stage = "joining the cluster"
@@ -119,19 +117,21 @@ async def serve_worker(
 
 
 async def _open_kv_pool(
-    settings: EngineSettings, runner: TorchRunner, metrics: WorkerMetrics
+    settings: EngineSettings, runner: TorchRunner, metrics: WorkerMetrics, stack: AsyncExitStack
 ) -> KVPool | None:
-    """Raises ConfigError."""
+    """The pool that is asked for, to be closed with `stack`. Raises ConfigError."""
     if not settings.kv_pool:
         return None
     block_bytes = runner.layout.block_bytes
-    return await open_pool(
+    pool = await open_pool(
         settings.kv_pool,
         block_bytes,
         KVPoolMeter(metrics, block_bytes),
         timeout_s=settings.kv_pool_timeout_s,
         host=settings.reachable_host,
     )
+    stack.push_async_callback(pool.close)
+    return pool
 
 
 async def _serve(process: _Process, host: WorkerHost, runner: TorchRunner, stopping: asyncio.Event) -> None:
