@@ -277,6 +277,27 @@ async def test_a_directory_that_vanished_is_unavailable_until_it_is_back(tmp_pat
         assert await held(pool, 1) == [1]
 
 
+async def test_a_full_disk_is_unavailable_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with file_pool(tmp_path / "pool") as pool:
+        await put(pool, 1)
+        write, calls = os.write, iter(range(10))
+
+        def full(file: int, data: memoryview) -> int:
+            if next(calls):
+                raise OSError(28, "No space left on device")
+            return write(file, data[:100])
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(KVPoolUnavailable, match="No space left"):
+                await put(pool, 2)
+        assert not list((tmp_path / "pool").glob("*/.new"))
+        assert await held(pool, 1, 2) == [1]
+        assert await put(pool, 2) == 1
+
+
 async def test_a_directory_that_was_emptied_goes_on_empty(tmp_path: Path) -> None:
     async with file_pool(tmp_path / "pool", blocks=4) as pool:
         await put(pool, 1)
