@@ -63,8 +63,8 @@ def _ladder(comparison: Comparison, alone: Unloaded) -> Ladder:
 
 async def _unloaded(comparison: Comparison, frame: Frame) -> Unloaded:
     """From one worker that does both; from the servers of others where there is nothing of ours."""
-    ours = any(contestant.spec for contestant in comparison.contestants)
-    who = reference(comparison.instances) if ours else comparison.contestants[0]
+    ours = [contestant.spec for contestant in comparison.contestants if contestant.spec is not None]
+    who = reference(comparison.instances, ours[0].settings) if ours else comparison.contestants[0]
     async with running(who, frame.console, plan=comparison.plan) as member:
         await warm_up(member, comparison.workload)
         found = await unloaded(member, comparison.workload, frame)

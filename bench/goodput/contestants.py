@@ -80,10 +80,11 @@ def cluster_of(topology: Preset, instances: Instances) -> ClusterSpec:
     )
 
 
-def reference(instances: Instances) -> Contestant:
+def reference(instances: Instances, settings: Mapping[str, str]) -> Contestant:
     """One worker that does both, on the cores that one instance has: where the unloaded times come from."""
     cores = instances.cores[: max(1, len(instances.cores) // instances.total)]
-    return Contestant("reference", cluster_of("colocated", Instances(0, 1, cores)))
+    spec = cluster_of("colocated", Instances(0, 1, cores))
+    return Contestant("reference", replace(spec, settings=settings))
 
 
 def candidates(contestant: Contestant, *, quick: bool) -> list[Contestant]:

@@ -26,7 +26,7 @@ PROBE_S = 0.5
 THAW_S = 1.0
 """Five beats: by then everybody has heard of everybody again."""
 REST_S = 2.0
-"""Before servers of others: vLLM's workers spin for a second after their last request."""
+"""The same where there are servers of others: vLLM's workers spin for a second after their last request."""
 
 Plan = Callable[[ClusterSpec], list[ProcessSpec]]
 
@@ -85,13 +85,14 @@ class Fleet:
 
     def __init__(self, members: Sequence[Running]) -> None:
         self.members = {member.name: member for member in members}
+        self._rest_s = THAW_S if all(member.pids for member in members) else REST_S
 
     @asynccontextmanager
     async def awake(self, name: str) -> AsyncIterator[Running]:
         """Only this one runs inside the block."""
         member = self.members[name]
         member.send(signal.SIGCONT)
-        await asyncio.sleep(THAW_S if member.pids else REST_S)
+        await asyncio.sleep(self._rest_s)
         try:
             yield member
         finally:

@@ -31,7 +31,8 @@ from deploy.local.spec import ClusterSpec, ProcessSpec, plan_processes
 from tests.support.tiny_models import make_tokenizer
 
 STEP_MS = 10
-IDS = (40, 100)
+IDS = (40, 96)
+"""Letters: no token is half a character."""
 HASTE = replace(QUICK, step=2.0, requests=30, sweep=False, minutes=1.0)
 
 

@@ -40,8 +40,9 @@ def test_an_unknown_topology_is_refused_with_the_choices() -> None:
 
 
 def test_the_reference_is_one_worker_on_one_instances_cores() -> None:
-    spec = reference(Instances(1, 1, (0, 1, 2, 3))).spec
+    spec = reference(Instances(1, 1, (0, 1, 2, 3)), {"dtype": "float32"}).spec
     assert spec is not None
+    assert spec.settings == {"dtype": "float32"}
     assert (spec.topology, spec.num_prefill, spec.decode, spec.cores) == ("colocated", 0, 1, "0,1")
 
 
