@@ -53,9 +53,16 @@ def pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
+def file_name(name: bytes) -> str:
+    """Of the object `name`, in its shard."""
+    return name.hex()
+
+
 def limits_for(max_bytes: int, object_bytes: int) -> Limits:
-    """As many shards as leave SHARD_OBJECTS objects to each."""
+    """As many shards as leave SHARD_OBJECTS objects to each. Raises ConfigError: no room for one object."""
     capacity = max_bytes // pages(object_bytes)
+    if not capacity:
+        raise ConfigError(f"kv_pool: max_bytes = {max_bytes} is too small for blocks of {object_bytes} bytes")
     shards = 1
     while shards < MAX_SHARDS and capacity // (2 * shards) >= SHARD_OBJECTS:
         shards *= 2
@@ -73,9 +80,12 @@ def create(path: Path, object_bytes: int, max_bytes: int | None, pause: Callable
         except FileNotFoundError:
             raise ConfigError(f"kv_pool: {path.parent} does not exist; make it first") from None
     with opened(path) as root:
-        free = os.fstatvfs(root)
-        wanted = max_bytes or free.f_bavail * free.f_frsize // 4
-        limits = _limits(root, limits_for(wanted, object_bytes), pause)
+
+        def new() -> Limits:
+            free = os.fstatvfs(root)
+            return limits_for(max_bytes or free.f_bavail * free.f_frsize // 4, object_bytes)
+
+        limits = _limits(root, new, pause)
     if max_bytes is not None and limits.max_bytes != max_bytes:
         raise ConfigError(
             f"kv_pool: max_bytes of {path} is {limits.max_bytes} for all that use it, not {max_bytes}; "
@@ -127,7 +137,7 @@ class Directory:
     @classmethod
     def of(cls, root: int, object_bytes: int, max_bytes: int, pause: Callable[[float], None]) -> "Directory":
         """With the limits that pool.json has, or gets now if somebody emptied the directory."""
-        return cls(root, _limits(root, limits_for(max_bytes, object_bytes), pause), pause)
+        return cls(root, _limits(root, lambda: limits_for(max_bytes, object_bytes), pause), pause)
 
     def has(self, name: bytes) -> bool:
         try:
@@ -164,28 +174,25 @@ class Directory:
         finally:
             os.close(file)
 
-    def write(
-        self, name: bytes, framed: memoryview, used_ns: int, keep: Collection[bytes]
-    ) -> tuple[bool, int]:
-        """Publish `framed` as `name`, evicting what was not used for longest, but none of `keep`.
+    def write(self, name: bytes, framed: memoryview, used_ns: int, keep: Collection[str]) -> tuple[bool, int]:
+        """Publish `framed` as `name`, evicting what was not used for longest, but no file named in `keep`.
 
         Whether it is there now, and how many others were evicted for it.
         """
         with self._locked(self._shard(name)) as shard:
             if self.touch(name, used_ns):
                 return True, 0  # by somebody else, while we waited for the lock
-            spared = {kept.hex() for kept in keep}
-            room, evicted = self._make_room(shard, pages(len(framed)), spared)
+            room, evicted = self._make_room(shard, pages(len(framed)), keep)
             if room:
                 _write(shard, ".new", framed, used_ns)
-                os.rename(".new", name.hex(), src_dir_fd=shard, dst_dir_fd=shard)
+                os.rename(".new", file_name(name), src_dir_fd=shard, dst_dir_fd=shard)
             return room, evicted
 
     def remove(self, name: bytes) -> bool:
         """False if it is not there or is being read."""
         return _remove(self._path(name), self._root)
 
-    def _make_room(self, shard: int, size: int, spared: Collection[str]) -> tuple[bool, int]:
+    def _make_room(self, shard: int, size: int, keep: Collection[str]) -> tuple[bool, int]:
         """Whether `size` more bytes are within the bound now, and how many objects went for it."""
         objects = _objects(shard)
         excess = sum(taken for _, taken, _ in objects) + size - self._limits.shard_bytes
@@ -193,7 +200,7 @@ class Directory:
         for _, taken, file in sorted(objects):
             if excess <= 0:
                 break
-            if file not in spared and _remove(file, shard):
+            if file not in keep and _remove(file, shard):
                 excess -= taken
                 evicted += 1
         return excess <= 0, evicted
@@ -214,20 +221,21 @@ class Directory:
         return f"{int.from_bytes(name[:2], 'little') % self._limits.shards:04x}"
 
     def _path(self, name: bytes) -> str:
-        return f"{self._shard(name)}/{name.hex()}"
+        return f"{self._shard(name)}/{file_name(name)}"
 
 
-def _limits(root: int, new: Limits, pause: Callable[[float], None]) -> Limits:
-    """What pool.json says; `new` if it was not there. Raises ConfigError, OSError."""
+def _limits(root: int, new: Callable[[], Limits], pause: Callable[[float], None]) -> Limits:
+    """What pool.json says, or if it is not there `new` from now on. Raises ConfigError, OSError."""
     try:
         return _read_limits(root)
     except FileNotFoundError:
         with _lock_file(root, pause):
             with contextlib.suppress(FileNotFoundError):
                 return _read_limits(root)
-            _write(root, ".new", memoryview(orjson.dumps(asdict(new))), time.time_ns())
+            limits = new()
+            _write(root, ".new", memoryview(orjson.dumps(asdict(limits))), time.time_ns())
             os.rename(".new", "pool.json", src_dir_fd=root, dst_dir_fd=root)
-            return new
+            return limits
 
 
 def _read_limits(root: int) -> Limits:

@@ -87,13 +87,14 @@ class FilePool:
 
     def _publish(self, names: Seq[bytes], blocks: Seq[memoryview], call: Call) -> None:
         framed = memoryview(bytearray(self._framed_bytes))
+        keep = frozenset(map(directory.file_name, names))
         with self._directory(call) as objects:
             for name, block, used in zip(names, blocks, _times(len(names)), strict=True):
                 call.check()
                 if not objects.touch(name, used):
                     call.copy(framed[framing.HEADER_BYTES :], block)
                     framing.write_header(framed, name)
-                    there, evicted = objects.write(name, framed, used, keep=names)
+                    there, evicted = objects.write(name, framed, used, keep)
                     call.events["evicted"] += evicted
                     call.events["published" if there else "refused"] += 1
                     if not there:

@@ -249,6 +249,31 @@ async def test_the_bound_is_the_same_for_all(tmp_path: Path) -> None:
 async def test_a_bound_below_one_block_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="too small"):
         await FilePool.open(tmp_path / "pool", BLOCK_BYTES, CountingMeter(), max_bytes=PAGE - 1, timeout_s=5)
+    async with file_pool(tmp_path / "pool") as pool:  # nothing was left of it
+        assert await put(pool, 1) == 1
+
+
+async def test_blocks_too_large_for_the_shards_of_a_pool_are_refused(tmp_path: Path) -> None:
+    async with file_pool(tmp_path / "pool", blocks=256):
+        pass
+    with pytest.raises(ConfigError, match="a directory of its own"):
+        await FilePool.open(tmp_path / "pool", 65 * PAGE, CountingMeter(), max_bytes=None, timeout_s=5)
+
+
+async def test_a_pool_that_filled_the_disk_is_found_by_those_who_name_no_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with file_pool(tmp_path / "pool"):
+        pass
+
+    class Full:
+        f_bavail, f_frsize = 0, PAGE
+
+    monkeypatch.setattr(os, "fstatvfs", lambda file: Full)
+    pool = await FilePool.open(tmp_path / "pool", BLOCK_BYTES, CountingMeter(), max_bytes=None, timeout_s=5)
+    assert await put(pool, 1) == 1
+    with pytest.raises(ConfigError, match="too small"):
+        await FilePool.open(tmp_path / "new", BLOCK_BYTES, CountingMeter(), max_bytes=None, timeout_s=5)
 
 
 async def test_a_pool_of_another_version_is_refused(tmp_path: Path) -> None:
