@@ -47,6 +47,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "common.engine.decode_step",
         "common.engine.paged_decode",
         "common.engine.staging",
+        "common.engine.pool_staging",
         "common.engine.triton_decode",
         "bench.engine.ceilings",
         "bench.engine.plain",

@@ -16,6 +16,7 @@ from aiohttp import web
 from common import model_files
 from common.config import EngineSettings, PrefillSettings
 from common.engine.executor import ThreadExecutor
+from common.engine.pool_staging import staged
 from common.engine.runner_torch import ENGINE_MODES, EngineMode, TorchRunner
 from common.engine.saturation import measure_saturation
 from common.kv.pool.base import KVPool
@@ -131,7 +132,7 @@ async def _open_kv_pool(
         host=settings.reachable_host,
     )
     stack.push_async_callback(pool.close)
-    return pool
+    return staged(pool, runner.buffer)
 
 
 async def _serve(process: _Process, host: WorkerHost, runner: TorchRunner, stopping: asyncio.Event) -> None:
