@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,8 @@ def model_that_soon_ends(directory: Path) -> Path:
 
 async def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
     model = model_that_soon_ends(tmp_path / "model")
-    sizes = {"max_model_len": "256", "num_blocks": "4096", "max_num_seqs": "256"}
-    async with real_cluster(model, tmp_path / "run", topology="colocated", **sizes) as cluster:
+    small = partial(real_cluster, max_model_len="256", num_blocks="4096", max_num_seqs="256")
+    async with small(model, tmp_path / "run", topology="colocated") as cluster:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{cluster.url}/openapi.json", *OPTIONS),
             cwd=ROOT,
