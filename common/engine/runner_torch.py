@@ -280,7 +280,7 @@ class TorchRunner:
         def row(number: int, start: int, count: int) -> PlanRow:
             return PlanRow(SequenceId(number), tokens, start, count, length, blocks, True, 0, sampling)
 
-        self.execute(BatchPlan(0, (row(0, 0, length - 1),)))
+        self.execute(BatchPlan(0, (row(0, 0, max(1, length - 1)),)))
         for size in (1, _WARM_UP_ROWS):
             self.execute(BatchPlan(0, tuple(row(i, length - 1, 1) for i in range(size))))
         self._pool.clear(torch.tensor(blocks, device=self._pool.device))

@@ -23,7 +23,7 @@ def locked(path: Path) -> Iterator[None]:
 def is_sound(path: Path) -> bool:
     """Whether `path` is there and as it was published."""
     try:
-        return _digest_path(path).read_text() == _digest(path)
+        return _digest_path(path).read_bytes() == _digest(path).encode()
     except OSError:
         return False
 

@@ -163,6 +163,8 @@ class NatsTransport:
             client = Client()
             try:
                 await self._open(client, lost)
+                if self._closing:  # nats-py's connect swallows cancellations
+                    return
                 pause = _FIRST_PAUSE_S
                 await self._use(client, lost)
             except Exception as error:  # whatever nats-py's inside raises: replace the connection

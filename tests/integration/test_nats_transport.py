@@ -45,6 +45,24 @@ async def test_it_moves_to_another_server() -> None:
         await second.stop()
 
 
+async def test_closing_ends_wherever_connecting_is() -> None:
+    """nats-py swallows a cancellation that comes while it connects."""
+    async with running_nats() as nats:
+        connected = False
+        turns = 0
+        while not connected:
+            client = NatsTransport(nats.url, name="hasty")
+            connecting = asyncio.create_task(client.connect())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            connected = client.connected
+            connecting.cancel()
+            async with asyncio.timeout(5):
+                await client.close()
+            assert not client.connected
+            turns += 1
+
+
 async def test_a_hung_server_never_blocks_publishing_and_memory_stays_bounded() -> None:
     async with running_nats() as nats:
         client = NatsTransport(nats.url, name="sender", max_outgoing_bytes=1 << 20)

@@ -163,6 +163,9 @@ def test_a_failure_is_remembered_for_a_day(child: Child) -> None:
     os.utime(remembered, (day + 60, day + 60))
     with pytest.raises(CompileFailed, match=r"\(1439 min ago"):
         child.compiler.run()
+    remembered.write_bytes(b"\xff spoilt")
+    with pytest.raises(CompileFailed, match="spoilt"):
+        child.compiler.run()
     os.utime(remembered, (day - 60, day - 60))
     child.does("exit 0")
     with pytest.raises(CompileFailed):

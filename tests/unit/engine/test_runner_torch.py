@@ -217,6 +217,7 @@ def test_warm_up_leaves_the_pool_clean(llama: Path) -> None:
     assert runner.warm_up() > 0
     assert not runner._pool.tensor.any()
     runner_for(llama, num_blocks=2).warm_up()
+    runner_for(llama, num_blocks=1, block_size=1).warm_up()
 
 
 def test_a_pool_larger_than_memory_is_refused(llama: Path) -> None:

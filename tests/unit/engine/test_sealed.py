@@ -28,6 +28,12 @@ def test_damaged(published: Path, damage: bytes) -> None:
     assert not is_sound(published)
 
 
+@pytest.mark.parametrize("damage", [b"", b"0", b"\xff\xfe"])
+def test_damaged_seal(published: Path, damage: bytes) -> None:
+    published.with_name("library.so.digest").write_bytes(damage)
+    assert not is_sound(published)
+
+
 def test_either_half_alone_is_nothing(published: Path) -> None:
     seal = published.with_name("library.so.digest")
     digest = seal.read_text()
