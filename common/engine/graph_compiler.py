@@ -117,7 +117,8 @@ class GraphCompiler:
     def _remembered(self) -> str | None:
         """Why the same compilation failed before, if that is not long ago."""
         try:
-            age, reason = time.time() - self._failure.stat().st_mtime, self._failure.read_text(errors="replace")
+            age = time.time() - self._failure.stat().st_mtime
+            reason = self._failure.read_text(errors="replace")
         except OSError:
             return None
         if age > _REMEMBERED_S:
