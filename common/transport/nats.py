@@ -163,8 +163,6 @@ class NatsTransport:
             client = Client()
             try:
                 await self._open(client, lost)
-                if self._closing:  # nats-py's connect swallows cancellations
-                    return
                 pause = _FIRST_PAUSE_S
                 await self._use(client, lost)
             except Exception as error:  # whatever nats-py's inside raises: replace the connection
@@ -200,7 +198,9 @@ class NatsTransport:
         await _settled(client)
 
     async def _use(self, client: Client, lost: asyncio.Event) -> None:
-        """Returns when the connection is lost."""
+        """Returns when the connection is lost, or was closed while it was made."""
+        if self._closing:  # nats-py's connect swallows cancellations
+            return
         self._max_payload = client.max_payload
         self._complaints.clear()
         log.info("NATS connected", server=client.connected_url.netloc.rpartition("@")[2])
