@@ -132,7 +132,7 @@ async def _open_kv_pool(
         host=settings.reachable_host,
     )
     stack.push_async_callback(pool.close)
-    return staged(pool, runner.buffer)
+    return staged(pool, runner.buffer, settings.kv_pool_timeout_s)
 
 
 async def _serve(process: _Process, host: WorkerHost, runner: TorchRunner, stopping: asyncio.Event) -> None:

@@ -26,6 +26,6 @@ async def test_blocks_come_back_as_they_were() -> None:
     store = MemoryPool(delay_s=0)
     names = [name(number) for number in range(COUNT)]
     blocks = [BlockId(number) for number in range(COUNT)]
-    assert await staged(store, here).publish(names, [here.block(block) for block in blocks]) == COUNT
-    assert await staged(store, there).load(names, [there.block(block) for block in blocks]) == COUNT
+    assert await staged(store, here, 2.0).publish(names, [here.block(block) for block in blocks]) == COUNT
+    assert await staged(store, there, 2.0).load(names, [there.block(block) for block in blocks]) == COUNT
     assert torch.equal(source, target)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence as Seq
 
 import pytest
 import torch
@@ -10,9 +11,13 @@ from torch import Tensor
 from common.engine import pool_staging
 from common.engine.pool_staging import BATCH, StagedPool, staged
 from common.engine.runner_fake import FakeBuffer
+from common.errors import KVPoolUnavailable
+from common.transport.kv import Buffer
 from tests.support.memory_pool import MemoryPool
 from tests.support.pool_worker import BLOCK_BYTES, content, name, stored
+from tests.support.virtual_loop import run_virtual
 
+TIMEOUT_S = 2.0
 COUNT = BATCH + 5
 NAMES = [name(number) for number in range(COUNT)]
 
@@ -27,7 +32,7 @@ def holding(number: int) -> Tensor:
 
 async def test_what_is_published_is_loaded() -> None:
     store = MemoryPool(delay_s=0)
-    pool = StagedPool(store, BLOCK_BYTES)
+    pool = StagedPool(store, BLOCK_BYTES, TIMEOUT_S)
     assert await pool.publish(NAMES, [holding(number) for number in range(COUNT)]) == COUNT
     assert store.objects == stored(*range(COUNT))
     assert await pool.match([*NAMES, name(999)]) == COUNT
@@ -42,7 +47,7 @@ async def test_a_damaged_one_ends_it_and_nothing_of_it_arrives(damaged: int) -> 
     store.objects = stored(*range(COUNT))
     store.damaged = {name(damaged)}
     blocks = [block() for _ in NAMES]
-    assert await StagedPool(store, BLOCK_BYTES).load(NAMES, blocks) == damaged
+    assert await StagedPool(store, BLOCK_BYTES, TIMEOUT_S).load(NAMES, blocks) == damaged
     assert torch.equal(blocks[damaged - 1], holding(damaged - 1))
     assert torch.equal(blocks[damaged], block())
 
@@ -50,7 +55,46 @@ async def test_a_damaged_one_ends_it_and_nothing_of_it_arrives(damaged: int) -> 
 async def test_a_full_store_ends_publishing() -> None:
     store = MemoryPool(delay_s=0, max_blocks=BATCH + 1)
     blocks = [holding(number) for number in range(COUNT)]
-    assert await StagedPool(store, BLOCK_BYTES).publish(NAMES, blocks) == BATCH + 1
+    assert await StagedPool(store, BLOCK_BYTES, TIMEOUT_S).publish(NAMES, blocks) == BATCH + 1
+
+
+class Leaving(MemoryPool):
+    """Gone after its first load."""
+
+    async def load(self, names: Seq[bytes], blocks: Seq[Buffer]) -> int:
+        done = await super().load(names, blocks)
+        self.down = True
+        return done
+
+
+async def test_what_was_loaded_before_the_store_failed_is_the_answer() -> None:
+    store = Leaving(delay_s=0)
+    store.objects = stored(*range(COUNT))
+    pool, blocks = StagedPool(store, BLOCK_BYTES, TIMEOUT_S), [block() for _ in NAMES]
+    assert await pool.load(NAMES, blocks) == BATCH
+    assert torch.equal(blocks[BATCH - 1], holding(BATCH - 1))
+    with pytest.raises(KVPoolUnavailable):
+        await pool.load(NAMES, blocks)
+
+
+@pytest.mark.parametrize("call", ["load", "publish"])
+def test_a_slow_store_is_not_waited_for_batch_after_batch(call: str) -> None:
+    count = 4 * BATCH
+    store = MemoryPool(delay_s=0.75 * TIMEOUT_S, timeout_s=TIMEOUT_S)
+    blocks = [holding(number) for number in range(count)]
+    names = [name(number) for number in range(count)]
+
+    async def main() -> tuple[int, float]:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        if call == "load":
+            store.objects = stored(*range(count))
+        done = await getattr(StagedPool(store, BLOCK_BYTES, TIMEOUT_S), call)(names, blocks)
+        return done, loop.time() - begun
+
+    done, seconds = run_virtual(main())
+    assert done == 2 * BATCH
+    assert seconds == pytest.approx(1.5 * TIMEOUT_S)
 
 
 async def test_a_cancelled_call_ends_when_it_touches_nothing_any_more(
@@ -68,7 +112,7 @@ async def test_a_cancelled_call_ends_when_it_touches_nothing_any_more(
 
     monkeypatch.setattr(pool_staging, "_copy", gated_copy)
     blocks = [block() for _ in NAMES]
-    loading = asyncio.create_task(StagedPool(store, BLOCK_BYTES).load(NAMES, blocks))
+    loading = asyncio.create_task(StagedPool(store, BLOCK_BYTES, TIMEOUT_S).load(NAMES, blocks))
     await copying.wait()
     loading.cancel()
     for _ in range(5):
@@ -83,4 +127,4 @@ async def test_a_cancelled_call_ends_when_it_touches_nothing_any_more(
 
 def test_blocks_in_host_memory_need_no_detour() -> None:
     store = MemoryPool()
-    assert staged(store, FakeBuffer(1, BLOCK_BYTES)) is store
+    assert staged(store, FakeBuffer(1, BLOCK_BYTES), TIMEOUT_S) is store
