@@ -124,8 +124,8 @@ class _Progress:
             if moved:
                 self._moved_at = now
                 idle_after = now + SPIN_S
-            else:
-                os.sched_yield()  # the peer may be waiting for this very core
+        # Not with sched_yield: a thread that yields often falls so far behind the model's, on the same core,
+        # that Linux then lets it wait for many milliseconds.
 
     def _resolve(self) -> None:
         under_way = []
