@@ -14,7 +14,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -74,7 +74,10 @@ def candidates(settings: UcxSettings) -> list[UcxOptions]:
 
 
 async def self_test(tried: Sequence[UcxOptions], cache_dir: Path) -> SelfTest | None:
-    """The fastest of `tried`, or None when none of them works. A few seconds, or none from the cache."""
+    """The fastest of `tried`, or None when none of them works. A few seconds, or none from the cache.
+
+    Where the cache cannot be written it is measured at every start.
+    """
     path = cache_dir / f"ucx-{_cache_key(tried)}.json"
     with _locked(await asyncio.to_thread(_lock, path)):
         cached = _read(path)
@@ -140,19 +143,24 @@ def _cache_key(tried: Sequence[UcxOptions]) -> str:
     return hashlib.blake2b(orjson.dumps(what), digest_size=8).hexdigest()
 
 
-def _lock(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+def _lock(path: Path) -> int | None:
+    """None where there can be no lock: then there is no cache to share either."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError:
+        return None
     fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
 
 
 @contextmanager
-def _locked(lock: int) -> Iterator[None]:
+def _locked(lock: int | None) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
 def _read(path: Path) -> SelfTest | None:
@@ -167,5 +175,10 @@ def _read(path: Path) -> SelfTest | None:
 
 def _write(path: Path, result: SelfTest) -> None:
     fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.write_bytes(orjson.dumps(asdict(result)))
-    fresh.rename(path)
+    try:
+        fresh.write_bytes(orjson.dumps(asdict(result)))
+        fresh.rename(path)
+    except OSError as error:  # read-only or full
+        _log.warning("the UCX self-test cannot be remembered", error=str(error))
+        with suppress(OSError):
+            fresh.unlink()

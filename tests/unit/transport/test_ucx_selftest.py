@@ -10,6 +10,10 @@ from common.transport import ucx_selftest
 from common.transport.ucx_selftest import SelfTest, UcxOptions, candidates, self_test
 
 
+def half_written(cache: Path) -> list[Path]:
+    return list(cache.glob(f"ucx-*.{os.getpid()}"))
+
+
 def cached(directory: Path) -> list[Path]:
     return list(directory.glob("*.json"))
 
@@ -88,6 +92,26 @@ async def test_a_spoilt_cache_is_measured_again(tmp_path: Path, monkeypatch: pyt
     for path in cached(tmp_path):
         path.write_text('{"gbps": 1')
     assert await self_test(tried, tmp_path) == best
+
+
+@pytest.mark.parametrize("in_the_way", ["", "cache"])
+async def test_a_cache_that_cannot_be_written(
+    in_the_way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fake(options: UcxOptions) -> SelfTest | None:
+        return SelfTest(options, 1.0, "sm")
+
+    monkeypatch.setattr(ucx_selftest, "probe", fake)
+    tried = candidates(UcxSettings())
+    if in_the_way:
+        (tmp_path / in_the_way).write_text("a file")
+    else:
+        await self_test(tried, tmp_path / "cache")
+        [result] = cached(tmp_path / "cache")
+        result.unlink()
+        result.mkdir()
+    assert (await self_test(tried, tmp_path / "cache")) == SelfTest(tried[0], 1.0, "sm")
+    assert half_written(tmp_path / "cache") == []
 
 
 async def test_an_old_result_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
