@@ -66,8 +66,9 @@ class StepCost:
 class LoadReport:
     """What a worker holds right now. Tokens are KV tokens still to compute (queued) or held (running).
 
-    `waiting_tokens` are those of `queued_tokens` that will be pulled and not computed. `residence_s` is how
-    long a sequence that decoded here has lately held its blocks, on average; 0 before the first.
+    `waiting_tokens` are those of `queued_tokens` that wait for KV from a prefill, or for the KV pool, which
+    may turn out to lack some. `residence_s` is how long a sequence that decoded here has lately held its
+    blocks, on average; 0 before the first.
     """
 
     requests_queued: int = 0

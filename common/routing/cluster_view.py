@@ -49,7 +49,10 @@ class Instance:
 
     @property
     def tokens_to_compute(self) -> int:
-        """Prompt tokens it has still to compute, assignments of the last moment included."""
+        """Prompt tokens it has still to compute, assignments of the last moment included.
+
+        None of those who wait for KV, though the KV pool may lack some.
+        """
         return self.load.queued_tokens - self.load.waiting_tokens + self.assigned_to_compute
 
     @property

@@ -5,7 +5,7 @@ from common.messages.cluster import LoadReport
 
 
 def load_of(engine: Engine, *, waiting_for_kv: int, waiting_tokens: int = 0) -> LoadReport:
-    """`waiting_for_kv` requests wait outside the engine, some of them with `waiting_tokens` to be pulled."""
+    """`waiting_for_kv` requests are outside the engine; `waiting_tokens` as in LoadReport."""
     scheduler = engine.scheduler
     return LoadReport(
         requests_queued=scheduler.num_waiting,

@@ -1,6 +1,6 @@
 """What a decode worker holds for an attempt, and where that stands.
 
-Plain state; who moves it on are intake.py and service.py.
+Plain state; who moves it on are service.py, and intake.py for handoffs.
 """
 
 import asyncio
@@ -17,11 +17,13 @@ from common.runtime.worker import Held
 class Decoding(Held):
     """| stage    | seq  | pull | leaves by                                                  |
     |----------|------|------|------------------------------------------------------------|
-    | waiting  | none | none | room in the pool (only with a handoff)                     |
+    | loading  | none | none | what the KV pool has of its prefix is here                 |
+    | waiting  | none | none | room in the pool                                           |
     | pulling  | none | set  | FINAL and every block; or a transfer error (retryable)     |
     | decoding | set  | done | finish                                                     |
 
-    A whole job starts at `decoding`. Any stage ends by abort, failure, deadline.
+    Without a KV pool `loading` is over at once. A whole job has its `seq` from the start and goes on to
+    `decoding` directly. Any stage ends by abort, failure, deadline.
     """
 
     received: float

@@ -57,6 +57,7 @@ log = structlog.get_logger()
 class Prefilling(Held):
     """| stage    | lease | decode | leaves by                                             |
     |----------|-------|--------|-------------------------------------------------------|
+    | loading  | none  | none   | what the KV pool has of its prefix is here; at once without a pool |
     | queued   | none  | none   | started                                               |
     | binding  | open  | none, or the one asked | handoff accepted; or finished at the first token |
     | bound    | bound | set    | the reader's acknowledgement; or death of the decode  |
@@ -197,7 +198,7 @@ class PrefillService:
             self._abort_decode(held, held.decode, "superseded")
 
     def load(self) -> LoadReport:
-        waiting = self._worker.count("waiting_for_kv")
+        waiting = self._worker.count("waiting_for_kv") + len(self._sharing)
         return load_of(self._engine, waiting_for_kv=waiting, waiting_tokens=self._sharing.num_tokens)
 
     def tick(self) -> None:

@@ -182,6 +182,29 @@ async def leave(cluster: SimCluster, prompt: list[int], after_s: float) -> None:
         reply.close()
 
 
+@pytest.mark.parametrize(("topology", "worker"), [("pooled", "prefill-0"), ("chunked", "decode-0")])
+def test_a_worker_tells_of_those_whose_prefix_is_being_loaded(topology: str, worker: str) -> None:
+    [prompt] = prompts(1)
+
+    async def main() -> None:
+        pool = MemoryPool()
+        async with make_cluster(pool).running() as cluster:
+            await cluster.ask(prompt, SAMPLING)
+            await asyncio.sleep(1)
+        pool.delay_s = 0.5
+        cluster = SimCluster(prefill=1, decode=1, topology=topology, kv_pool=pool)  # type: ignore[arg-type]
+        async with cluster.running(), asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(cluster.ask(prompt, SAMPLING))
+            await asyncio.sleep(0.25)
+            load = cluster.workers[worker].host.duty.load()
+            assert (load.requests_waiting_for_kv, load.waiting_tokens) == (1, len(prompt))
+            assert await asking == expected([prompt])[0]
+            load = cluster.workers[worker].host.duty.load()
+            assert (load.requests_waiting_for_kv, load.waiting_tokens) == (0, 0)
+
+    run_virtual(main())
+
+
 def test_decodes_that_prefill_share_a_pool_too() -> None:
     asked = prompts(8)
 
