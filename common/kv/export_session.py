@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from common.errors import KVPeerLost, KVRevoked, KVTransferError, KVUnknownLease, MessageInvalid
+from common.errors import KVMismatch, KVPeerLost, KVRevoked, KVTransferError, KVUnknownLease, MessageInvalid
 from common.ids import BlockId, InstanceRef, LeaseId
 from common.kv.control_stream import ControlStream
 from common.kv.wire import WINDOW, Kind, Open, WireMessage, data_tag, refusal
@@ -216,6 +216,9 @@ class ExportSession:
             self.exporter.admit(opening, message.count, self)
         except KVTransferError as error:
             self.exporter.count_failed()
+            # A mismatch is an operator's to mend; the others are part of life.
+            level = _log.error if isinstance(error, KVMismatch) else _log.info
+            level("KV reader refused", reader=opening.grant.reader, why=error.message)
             self.stream.post(refusal(message.pull, error))
             return
         self.reader = self.reader or opening.grant.reader
