@@ -54,7 +54,7 @@ async def compare(comparison: Comparison, frame: Frame) -> Findings:
 
 
 def _ladder(comparison: Comparison, alone: Unloaded) -> Ladder:
-    """Rung 0 is what one core could prefill; the lowest one a small share of what all could do at most."""
+    """Rung 0 is what one worker could prefill; the lowest one a small share of what all could do at most."""
     output = comparison.workload.means()[1]
     least = min(comparison.capacity(contestant, alone, output) for contestant in comparison.contestants)
     ladder = Ladder(1 / alone.ttft_s, comparison.effort.step, comparison.effort.stride)

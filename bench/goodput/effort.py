@@ -18,7 +18,7 @@ QUICK_MINUTES = 19.0
 class Effort:
     """`step` is the ratio of neighbouring rates. A trial is given up once `patience` times as many as a
     target allows have missed it. A sweep sends `sweep_requests` for each setting, in `sweep_s` at most.
-    Without `minutes` it takes as long as it takes."""
+    Without `minutes` it takes as long as it takes. Without `sweep` settings are as configured."""
 
     name: str
     step: float
@@ -46,8 +46,8 @@ class Effort:
         if not self.quick:
             return []
         return [
-            f"rates are {100 * (self.step - 1):.0f} % apart (12 % in full); between them, "
-            "goodput is read off a straight line",
+            f"rates are {100 * (self.step - 1):.0f} % apart ({100 * (FULL.step - 1):.0f} % in full); "
+            "between them, goodput is read off a straight line",
             "goodput at 99 % is not searched for: it is read off the rates that the search for 90 % tried",
             f"the sweep tries fewer settings, with up to {self.sweep_requests} requests each "
             f"({FULL.sweep_requests} in full)",

@@ -104,7 +104,7 @@ class VirtualWorker:
 
 
 class VirtualCluster:
-    """`running` starts one router, one gateway and `workers`, and waits until they can serve."""
+    """`started` starts one router, one gateway and the workers, and waits until they can serve."""
 
     def __init__(
         self,
