@@ -3,6 +3,7 @@
 Pure. Knows nothing of how requests are sent.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -77,13 +78,9 @@ class Trial:
         return late > LATE_SHARE * len(self.records)
 
     @property
-    def errors(self) -> dict[str, int]:
+    def errors(self) -> Mapping[str, int]:
         """What went wrong, how often."""
-        counts: dict[str, int] = {}
-        for record in self.records:
-            if record.error:
-                counts[record.error] = counts.get(record.error, 0) + 1
-        return counts
+        return Counter(record.error for record in self.records if record.error)
 
 
 class Jury:
