@@ -26,7 +26,7 @@ from bench.records import RequestRecord
 from bench.report import Outcome, format_figure
 from bench.routing.shares import Shares, figures, problems, shares_of
 from bench.scrape import Change, Snapshot, scrape
-from bench.tiny_model import FIRST_BYTE, VOCAB_SIZE, save_tiny_model
+from bench.tiny_model import FIRST_BYTE, save_tiny_model
 from bench.workloads import RequestSpec, token_ids
 from common.config import RoutingPolicyName
 from deploy.local.spec import ClusterSpec, ProcessSpec, plan_processes
@@ -71,7 +71,7 @@ async def run(frame: Frame, arguments: argparse.Namespace) -> Outcome:
 def prompts(count: int, seed: str) -> list[RequestSpec]:
     """`count` prompts of random bytes with one beginning."""
     rng = random.Random(seed)
-    ids = (FIRST_BYTE, VOCAB_SIZE - 61)
+    ids = (FIRST_BYTE, FIRST_BYTE + 256)
     shared = token_ids(rng, SHARED_TOKENS, ids)
     return [RequestSpec(shared + token_ids(rng, OWN_TOKENS, ids), OUTPUT_TOKENS) for _ in range(count)]
 

@@ -40,8 +40,8 @@ def shares_of(changes: Sequence[Change], records: Sequence[RequestRecord]) -> Sh
     )
 
 
-def figures(steady: dict[str, Shares], burst: Shares | None) -> dict[str, float]:
-    """The first policy's plain and each one's with its name; the burst's where there was one."""
+def figures(steady: dict[str, Shares], burst: Shares) -> dict[str, float]:
+    """The first policy's plain and each one's with its name; `burst` was for two routers."""
     found: dict[str, float] = {}
     for number, (policy, shares) in enumerate(steady.items()):
         its = {
@@ -53,12 +53,10 @@ def figures(steady: dict[str, Shares], burst: Shares | None) -> dict[str, float]
         }
         found |= its if number == 0 else {}
         found |= {f"{name}_{policy}": value for name, value in its.items()}
-    if burst is not None:
-        found |= {
-            "max_over_mean_two_routers": burst.max_over_mean,
-            "starved_workers_two_routers": burst.starved,
-        }
-    return found
+    return found | {
+        "max_over_mean_two_routers": burst.max_over_mean,
+        "starved_workers_two_routers": burst.starved,
+    }
 
 
 def problems(what: str, records: Sequence[RequestRecord], output_tokens: int) -> list[str]:
