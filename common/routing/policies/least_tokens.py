@@ -7,11 +7,11 @@ loaded decode), counted in tokens rather than requests because tokens are what t
 from collections.abc import Sequence
 
 from common.routing.cluster_view import Instance
-from common.routing.policies.base import Work
+from common.routing.policies.base import Work, turn
 
 
 class LeastTokens:
     """See routing/policies/base.py."""
 
     def choose(self, candidates: Sequence[Instance], work: Work) -> Instance:  # noqa: ARG002
-        return min(candidates, key=lambda one: (one.tokens, one.last_assigned, one.ref))
+        return min(candidates, key=lambda one: (one.tokens, *turn(one)))
