@@ -14,6 +14,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from bench.arguments import new_file
 from bench.client import ServerRefused
 from bench.cluster import ClusterFailed
 from bench.frame import Bench, Frame, http_url
@@ -76,7 +77,7 @@ def _hand_over(name: str, outcome: Outcome, console: Console, json_file: Path | 
 
 def _parser(name: str, bench: Bench) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} {name}", description=bench.about, allow_abbrev=False)
-    parser.add_argument("--json", type=_new_file, metavar="FILE", help="write figures and machine there")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write figures and machine there")
     if bench.local:
         parser.set_defaults(url=None, router=None)
     else:
@@ -92,14 +93,6 @@ def _add_target_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--router", type=http_url, metavar="URL", help="its router; else port 8001 of the gateway's host"
     )
-
-
-def _new_file(text: str) -> Path:
-    """A long bench should not find out at its end that it cannot write."""
-    path = Path(text)
-    if path.is_dir() or not path.resolve().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is not a file in an existing folder")
-    return path
 
 
 def _listing(benches: dict[str, Bench]) -> Table:

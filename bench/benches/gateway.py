@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import os
 
+from bench.arguments import positive_number
 from bench.client import open_client
 from bench.fake.cluster import EchoCluster, echo_cluster
 from bench.frame import Bench, Frame
@@ -36,8 +37,8 @@ PEER_TOKENS = 200
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rate", type=float, help="one trial at so many tokens/s, instead of the search")
-    parser.add_argument("--seconds", type=float, default=TRIAL_S, help="length of a trial")
+    parser.add_argument("--rate", type=positive_number, help="one trial at so many tokens/s, not the search")
+    parser.add_argument("--seconds", type=positive_number, default=TRIAL_S, help="length of a trial")
 
 
 async def run(frame: Frame, arguments: argparse.Namespace) -> Outcome:

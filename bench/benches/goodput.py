@@ -10,6 +10,7 @@ import os
 from fractions import Fraction
 from pathlib import Path
 
+from bench.arguments import positive_number
 from bench.cores import core_list
 from bench.frame import Bench, Frame, http_url
 from bench.goodput.campaign import compare
@@ -43,7 +44,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
     load.add_argument("--requests", type=_count, default=REQUESTS, help=f"at each rate, {REQUESTS} at least")
     load.add_argument(
-        "--cv", type=_positive, default=1.0, help="of the gaps: 1 Poisson, more is bursty (Gamma)"
+        "--cv", type=positive_number, default=1.0, help="of the gaps: 1 Poisson, more is bursty (Gamma)"
     )
     load.add_argument(
         "--trace", type=Path, metavar="FILE", help="Mooncake or Azure form, for --workload trace"
@@ -51,8 +52,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--length-scale", type=_fraction, default=Fraction(1), help="of a trace, as 1/16")
     other = parser.add_argument_group("servers of others, and fixed SLOs")
     other.add_argument("--against", type=_urls, default=(), metavar="URL,...", help="asked round robin")
-    other.add_argument("--ttft", type=_positive, help="fixed TTFT budget in s, with --tpot")
-    other.add_argument("--tpot", type=_positive, help="fixed TPOT budget in s")
+    other.add_argument("--ttft", type=positive_number, help="fixed TTFT budget in s, with --tpot")
+    other.add_argument("--tpot", type=positive_number, help="fixed TPOT budget in s")
 
 
 async def run(frame: Frame, arguments: argparse.Namespace) -> Outcome:
@@ -125,16 +126,6 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return int(text)
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return number
 
 
 def _fraction(text: str) -> Fraction:

@@ -7,10 +7,10 @@ is, with the prompts and without.
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 
 from rich.table import Table
 
+from bench.arguments import new_file, positive_number
 from bench.client import open_client
 from bench.cores import core_list, pinned_target
 from bench.frame import Bench, Frame
@@ -31,8 +31,8 @@ ALONE = "no_prompts"
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cores", type=core_list, default=(0,), help="cores of the cluster, as taskset does")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="length of each measurement")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the gaps there, as PNG")
+    parser.add_argument("--seconds", type=positive_number, default=SECONDS, help="length of each measurement")
+    parser.add_argument("--plot", type=new_file, metavar="FILE", help="draw the gaps there, as PNG")
 
 
 async def run(frame: Frame, arguments: argparse.Namespace) -> Outcome:

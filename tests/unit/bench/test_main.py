@@ -57,6 +57,23 @@ def test_a_wrong_command_line_is_refused_before_anything_is_measured(argv: list[
     assert refused.value.code == 2
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "interference --seconds nan",
+        "interference --seconds 0",
+        "interference --plot /nowhere/plot.png",
+        "gateway --seconds -1",
+        "gateway --rate inf",
+        "gateway --rate much",
+    ],
+)
+def test_impossible_options_are_refused_before_anything_is_measured(command: str) -> None:
+    with pytest.raises(SystemExit) as refused:
+        program.main([*command.split(), "--url", "http://127.0.0.1:1"])
+    assert refused.value.code == 2
+
+
 def test_figures_go_to_the_screen_and_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     console = fake(monkeypatch, outcome({"ok": 3}))
     with console.capture() as captured:
