@@ -165,15 +165,17 @@ class RouterService:
                 log.warning(
                     "KV layout or weights differ, no pair of these is used",
                     target=ref.instance,
+                    fingerprint=beat.info.fingerprint,
                     others=strangers,
                 )
 
-    def _strangers(self, info: InstanceInfo) -> list[str]:
-        """Instances of the other worker role that KV of `info` cannot go to or come from."""
+    def _strangers(self, info: InstanceInfo) -> dict[str, str]:
+        """Instances of the other worker role that KV of `info` cannot go to or come from: fingerprints."""
         other = _PARTNER.get(info.role)
         if other is None:
-            return []
-        return [one.ref.instance for one in self._view.instances(other) if not pairable(info, one.info)]
+            return {}
+        others = [one.info for one in self._view.instances(other)]
+        return {one.ref.instance: one.fingerprint for one in others if not pairable(info, one)}
 
     def _on_route(self, request: RouteRequest, reply: Reply) -> None:
         answer = self._router.route(request)

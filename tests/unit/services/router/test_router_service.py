@@ -201,8 +201,10 @@ def test_workers_that_cannot_be_paired_are_told_of() -> None:
             await town.worker(worker_beat("d1", "decode", fingerprint="another"))
             await town.worker(worker_beat("d2", "decode", fingerprint="one"))
             await asyncio.sleep(1)
-        warnings = [(log["target"], log["others"]) for log in logs if "differ" in log["event"]]
-        assert warnings == [("d1", ["p1"])]
+        told = [
+            (log["target"], log["fingerprint"], log["others"]) for log in logs if "differ" in log["event"]
+        ]
+        assert told == [("d1", "another", {"p1": "one"})]
 
     in_town(story)
 
