@@ -16,6 +16,7 @@ from typing import Final
 import structlog
 import torch
 
+from common.engine.scratch import scratch
 from common.engine.sealed import is_sound, locked, publish
 
 HEAD_DIMS: Final = (32, 64, 96, 128, 256)
@@ -95,12 +96,10 @@ def _build(directory: Path) -> Path:
             return library
         begin = time.monotonic()
         _log.info("building CPU kernels, once", compiler=program)
-        made = library.with_suffix(".building")
-        try:
-            _compile(program, made)
-            publish(made, library)
-        finally:
-            made.unlink(missing_ok=True)
+        # A directory of its own: the compiler of a killed worker goes on, and writes to that one's.
+        with scratch(directory) as made_in:
+            _compile(program, made_in / library.name)
+            publish(made_in / library.name, library)
         _log.info("CPU kernels built", seconds=round(time.monotonic() - begin, 1))
     return library
 

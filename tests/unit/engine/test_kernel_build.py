@@ -46,7 +46,9 @@ class Machine:
 
     @property
     def left(self) -> list[str]:
-        return sorted(path.name for path in (self.cache / "kernels").iterdir() if path.name != ".lock")
+        return sorted(
+            path.name for path in (self.cache / "kernels").iterdir() if not path.name.endswith(".lock")
+        )
 
 
 @pytest.fixture
@@ -121,12 +123,19 @@ def test_an_interrupted_build_leaves_nothing(machine: Machine, monkeypatch: pyte
     assert machine.loaded[0].read_text() == "library\n"
 
 
-def test_what_a_killed_build_left_is_overwritten(machine: Machine) -> None:
-    (machine.cache / "kernels").mkdir(parents=True)
-    (machine.cache / "kernels" / f"galley-{kernels.sources_digest()}.building").write_text("half a libr")
+def test_what_a_killed_build_left_is_removed_and_its_compiler_does_no_harm(machine: Machine) -> None:
+    """The compiler goes on where only its parent was killed, and writes when the next build does."""
+    left = machine.cache / "kernels" / "scratch-1-killed"
+    left.mkdir(parents=True)
+    (left / "half").write_text("half a libr")
+    paths = machine.cache.parent / "paths"
+    machine.compiler_does(f'while [ "$1" != -o ]; do shift; done; echo "$2" >> {paths}; echo library > "$2"')
     load_kernels(machine.cache)
-    name = machine.loaded[0].name
-    assert machine.left == [name, f"{name}.digest"]
+    library = machine.loaded[0]
+    assert machine.left == [library.name, f"{library.name}.digest"]
+    library.unlink()
+    load_kernels(machine.cache)
+    assert len(set(paths.read_text().split())) == 2
 
 
 def test_a_failing_compiler_is_quoted(machine: Machine) -> None:
