@@ -22,9 +22,10 @@ class GivenUp(Exception):  # not an error
 
 
 class Call:
-    """One call, as its thread sees it. `done`: how many of the names are dealt with, in order."""
+    """One call. `done`: how many of the names are dealt with, in order. `due`: its deadline, in loop time."""
 
-    def __init__(self) -> None:
+    def __init__(self, due: float) -> None:
+        self.due = due
         self.done = 0
         self.events: Counter[PoolEvent] = Counter()
         self._lock = threading.Lock()
@@ -63,8 +64,8 @@ def views(blocks: Seq[Buffer], block_bytes: int) -> list[memoryview]:
 class PoolCalls:
     """Runs at most `threads` calls at once, each for at most `timeout_s` seconds from when it was asked for.
 
-    While a call that missed its deadline is still in its thread, the store is taken to hang and further ones
-    fail at once: whoever waits for the pool waits for one deadline, not for one a request.
+    While a call is in its thread after its deadline, given up or not, the store is taken to hang and further
+    ones fail at once: whoever waits for the pool waits for one deadline, not for one a request.
     """
 
     def __init__(self, timeout_s: float, threads: int, meter: PoolMeter) -> None:
@@ -72,7 +73,6 @@ class PoolCalls:
         self._meter = meter
         self._free = asyncio.Semaphore(threads)
         self._running: dict[Call, asyncio.Future[None]] = {}
-        self._stuck: set[Call] = set()
         self._closed = False
 
     async def run(self, work: Callable[[Call], None]) -> int:
@@ -89,15 +89,15 @@ class PoolCalls:
     async def _run(self, work: Callable[[Call], None]) -> int:
         if self._closed:
             raise KVPoolUnavailable("the KV pool is closed")
-        if self._stuck:
+        now = asyncio.get_running_loop().time()
+        if any(now >= running.due for running in self._running):
             raise KVPoolUnavailable("the KV pool does not answer: an earlier call is still waiting for it")
-        call = Call()
+        call = Call(now + self._timeout_s)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout_at(call.due):
                 await self._free.acquire()
                 await self._start(call, work)
         except TimeoutError:
-            self._stuck |= {call} & self._running.keys()
             if not call.done:
                 raise KVPoolUnavailable(f"the KV pool did not answer within {self._timeout_s:g} s") from None
         except OSError as error:
@@ -113,7 +113,8 @@ class PoolCalls:
             await asyncio.wait(self._running.values(), timeout=self._timeout_s)
         if leave and not self._running:
             await self._free.acquire()
-            await asyncio.wait([self._start(Call(), lambda _: leave())], timeout=self._timeout_s)
+            call = Call(asyncio.get_running_loop().time() + self._timeout_s)
+            await asyncio.wait([self._start(call, lambda _: leave())], timeout=self._timeout_s)
 
     def _start(self, call: Call, work: Callable[[Call], None]) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()
@@ -139,7 +140,6 @@ class PoolCalls:
 
     def _ended(self, call: Call, error: BaseException | None) -> None:
         self._free.release()
-        self._stuck.discard(call)
         ended = self._running.pop(call)
         for event, blocks in call.events.items():
             self._meter.count(event, blocks)

@@ -122,6 +122,18 @@ async def test_a_cancelled_call_is_not_held_against_the_store() -> None:
         assert await calls.run(three) == 3
 
 
+async def test_a_store_that_hangs_is_found_out_though_its_caller_left() -> None:
+    async with hanging(CountingMeter()) as (calls, work):
+        task = asyncio.create_task(calls.run(work))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        with pytest.raises(KVPoolUnavailable, match=r"within 0\.02 s"):
+            await calls.run(three)
+        with pytest.raises(KVPoolUnavailable, match="earlier call"):
+            await calls.run(three)
+
+
 async def test_errors_of_the_system_mean_unavailable_and_mistakes_stay_mistakes() -> None:
     def full(call: Call) -> None:
         raise OSError(28, "No space left on device")
