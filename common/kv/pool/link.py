@@ -11,7 +11,7 @@ import structlog
 from common.clock import Clock
 from common.errors import KVPoolUnavailable
 from common.ids import BlockId
-from common.kv.buffer import KVBuffer
+from common.kv.buffer import Buffer, KVBuffer
 from common.kv.pool.backoff import Backoff
 from common.kv.pool.base import KVPool
 
@@ -46,7 +46,7 @@ class PoolLink:
         """How many of the first `blocks` are in the pool now. The caller holds them as for `load`."""
         return await self._call(lambda: self._store.publish(names, self._memory(blocks)))
 
-    def _memory(self, blocks: Seq[BlockId]) -> list[object]:
+    def _memory(self, blocks: Seq[BlockId]) -> list[Buffer]:
         return [self._buffer.block(block) for block in blocks]
 
     async def _call(self, call: Callable[[], Awaitable[int]]) -> int:
