@@ -10,6 +10,7 @@ import mmap
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
@@ -368,7 +369,8 @@ def _allocate(layout: KVLayout, num_blocks: int, device: str) -> Tensor:
         if device != "cpu":
             return torch.zeros(shape, dtype=dtype, device=device)
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a kernel without them does not know the word
+            memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=dtype).view(shape)
     except (OSError, OverflowError, torch.OutOfMemoryError) as error:
         raise ConfigError(f"num_blocks: {num_blocks} of them take {size >> 20} MiB: {error}") from error

@@ -1,5 +1,7 @@
 """The torch runner against transformers' own generate, in float32, token for token."""
 
+import errno
+import mmap
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -218,6 +220,18 @@ def test_warm_up_leaves_the_pool_clean(llama: Path) -> None:
     assert not runner._pool.tensor.any()
     runner_for(llama, num_blocks=2).warm_up()
     runner_for(llama, num_blocks=1, block_size=1).warm_up()
+
+
+class NoHugePages(mmap.mmap):
+    """As on a kernel that was built without them."""
+
+    def madvise(self, *_arguments: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+
+def test_a_system_without_huge_pages_serves_too(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "mmap", NoHugePages)
+    assert runner_for(llama).warm_up() > 0
 
 
 def test_a_pool_larger_than_memory_is_refused(llama: Path) -> None:
