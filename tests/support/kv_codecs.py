@@ -33,10 +33,10 @@ class MirrorCodec:
     async def decode(self, data: Buffer, block: BlockId) -> None:
         await asyncio.sleep(self._delay_s)
         self.decoded += 1
-        assert isinstance(data, bytearray)
-        if data[-len(SEAL) :] != SEAL:
+        came = memoryview(data)  # type: ignore[arg-type]
+        if came[-len(SEAL) :] != SEAL:
             raise ValueError("what came is not an encoded block")
-        self._bytes(block)[:] = _inverted(memoryview(data)[: -len(SEAL)])
+        self._bytes(block)[:] = _inverted(came[: -len(SEAL)])
 
     def _bytes(self, block: BlockId) -> memoryview:
         return memoryview(self._buffer.block(block))  # type: ignore[arg-type]
