@@ -26,6 +26,8 @@ from common.config import UcxSettings
 
 PROBE_S = 15.0
 """Longest time for one candidate; it takes one or two seconds."""
+PROBE_VERSION = 2
+"""Raised when ucx_probe.py measures something else than before: what it found then is not believed."""
 KEPT_S = 7 * 86_400.0
 """How long a result is believed: the machine may have been in a bad mood."""
 
@@ -134,7 +136,8 @@ async def _line(child: asyncio.subprocess.Process) -> str:
 
 
 def _cache_key(tried: Sequence[UcxOptions]) -> str:
-    what = [[asdict(options) for options in tried], platform.node(), platform.machine(), os.cpu_count()]
+    what: list[object] = [PROBE_VERSION, [asdict(options) for options in tried]]
+    what += [platform.node(), platform.machine(), os.cpu_count()]
     for package in ("ucxx-cu12", "libucx-cu12", "galley"):
         try:
             what.append(version(package))

@@ -129,3 +129,19 @@ async def test_an_old_result_is_measured_again(tmp_path: Path, monkeypatch: pyte
     best = await self_test(tried, tmp_path)
     assert best is not None
     assert best.gbps == 2.0
+
+
+async def test_what_another_probe_found_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fake(options: UcxOptions) -> SelfTest | None:
+        return SelfTest(options, speed, "sm")
+
+    monkeypatch.setattr(ucx_selftest, "probe", fake)
+    speed = 1.0
+    await self_test(candidates(UcxSettings()), tmp_path)
+    monkeypatch.setattr(ucx_selftest, "PROBE_VERSION", ucx_selftest.PROBE_VERSION + 1)
+    speed = 2.0
+    best = await self_test(candidates(UcxSettings()), tmp_path)
+    assert best is not None
+    assert best.gbps == 2.0
