@@ -8,9 +8,11 @@ what a store does.
 import asyncio
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 
 from common.errors import KVPoolUnavailable
 from common.kv.pool.base import PoolEvent, PoolMeter
@@ -148,3 +150,42 @@ class PoolCalls:
             ended.exception()  # looked at, so that asyncio does not complain where nobody waits any more
         else:
             ended.set_result(None)
+
+
+class BlockingPool(ABC):
+    """The awaitable half of a KVPool whose store blocks: counting, deadlines, and memory for the calls.
+
+    `_match`, `_load` and `_publish` run in one of the threads and count in `call.done`.
+    """
+
+    def __init__(self, block_bytes: int, calls: PoolCalls, meter: PoolMeter) -> None:
+        self._block_bytes = block_bytes
+        self._calls = calls
+        self._meter = meter
+
+    async def match(self, names: Seq[bytes]) -> int:
+        """See KVPool."""
+        matched = await self._calls.run(partial(self._match, names))
+        self._meter.count("matched", matched)
+        self._meter.count("unmatched", len(names) - matched)
+        return matched
+
+    async def load(self, names: Seq[bytes], blocks: Seq[Buffer]) -> int:
+        """See KVPool."""
+        loaded = await self._calls.run(partial(self._load, names, views(blocks, self._block_bytes)))
+        self._meter.count("hit", loaded)
+        self._meter.count("miss", len(names) - loaded)
+        return loaded
+
+    async def publish(self, names: Seq[bytes], blocks: Seq[Buffer]) -> int:
+        """See KVPool."""
+        return await self._calls.run(partial(self._publish, names, views(blocks, self._block_bytes)))
+
+    @abstractmethod
+    def _match(self, names: Seq[bytes], call: Call) -> None: ...
+
+    @abstractmethod
+    def _load(self, names: Seq[bytes], blocks: Seq[memoryview], call: Call) -> None: ...
+
+    @abstractmethod
+    def _publish(self, names: Seq[bytes], blocks: Seq[memoryview], call: Call) -> None: ...

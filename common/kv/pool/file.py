@@ -7,29 +7,25 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from common.errors import ConfigError, KVPoolUnavailable
 from common.kv.pool import directory, framing
 from common.kv.pool.base import PoolMeter
-from common.kv.pool.calls import Call, PoolCalls, views
+from common.kv.pool.calls import BlockingPool, Call, PoolCalls
 from common.kv.pool.directory import Directory
-from common.transport.kv import Buffer
 
 THREADS = 4
 
 
-class FilePool:
+class FilePool(BlockingPool):
     """A KVPool. Use `open`."""
 
     def __init__(self, path: Path, block_bytes: int, max_bytes: int, calls: PoolCalls, meter: PoolMeter):
+        super().__init__(block_bytes, calls, meter)
         self._path = path
-        self._block_bytes = block_bytes
         self._framed_bytes = framing.HEADER_BYTES + block_bytes
         self._max_bytes = max_bytes
-        self._calls = calls
-        self._meter = meter
 
     @classmethod
     async def open(
@@ -44,21 +40,6 @@ class FilePool:
         except KVPoolUnavailable as error:
             raise ConfigError(f"kv_pool: {path} cannot be used: {error.message}") from None
         return cls(path, block_bytes, found[0].max_bytes, calls, meter)
-
-    async def match(self, names: Seq[bytes]) -> int:
-        matched = await self._calls.run(partial(self._match, names))
-        self._meter.count("matched", matched)
-        self._meter.count("unmatched", len(names) - matched)
-        return matched
-
-    async def load(self, names: Seq[bytes], blocks: Seq[Buffer]) -> int:
-        loaded = await self._calls.run(partial(self._load, names, views(blocks, self._block_bytes)))
-        self._meter.count("hit", loaded)
-        self._meter.count("miss", len(names) - loaded)
-        return loaded
-
-    async def publish(self, names: Seq[bytes], blocks: Seq[Buffer]) -> int:
-        return await self._calls.run(partial(self._publish, names, views(blocks, self._block_bytes)))
 
     async def close(self) -> None:
         await self._calls.close()

@@ -23,15 +23,13 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
 from typing import Protocol
 
 from common.errors import ConfigError
 from common.kv.pool import framing
 from common.kv.pool.base import PoolMeter
-from common.kv.pool.calls import Call, PoolCalls, views
-from common.transport.kv import Buffer
+from common.kv.pool.calls import BlockingPool, Call, PoolCalls
 
 THREADS = 2
 STAGING_BYTES = 16 * 2**20
@@ -110,7 +108,7 @@ class _Staging:
         return [self._address + i * self._object_bytes for i in range(count)], [self._object_bytes] * count
 
 
-class MooncakePool:
+class MooncakePool(BlockingPool):
     """A KVPool. Connects at the first call, or the first after a failure, in that call's time."""
 
     def __init__(
@@ -124,33 +122,16 @@ class MooncakePool:
                 "kv_pool: mooncake:// needs `pip install 'galley[pool]'` and the Debian packages "
                 f"libcurl4, libibverbs1, librdmacm1 and libnuma1: {error}"
             ) from None
+        super().__init__(block_bytes, PoolCalls(timeout_s, THREADS, meter), meter)
         self._new_store = MooncakeDistributedStore
         self._replication: _ReplicateConfig = ReplicateConfig()
         self._replication.replica_num = options.replicas
         self._options = options
-        self._block_bytes = block_bytes
         self._object_bytes = framing.HEADER_BYTES + block_bytes
         self._timeout_s = timeout_s
-        self._calls = PoolCalls(timeout_s, THREADS, meter)
-        self._meter = meter
         self._connecting = threading.Lock()
         self._store: _Store | None = None
         self._stagings: queue.SimpleQueue[_Staging] = queue.SimpleQueue()
-
-    async def match(self, names: Seq[bytes]) -> int:
-        matched = await self._calls.run(partial(self._match, names))
-        self._meter.count("matched", matched)
-        self._meter.count("unmatched", len(names) - matched)
-        return matched
-
-    async def load(self, names: Seq[bytes], blocks: Seq[Buffer]) -> int:
-        loaded = await self._calls.run(partial(self._load, names, views(blocks, self._block_bytes)))
-        self._meter.count("hit", loaded)
-        self._meter.count("miss", len(names) - loaded)
-        return loaded
-
-    async def publish(self, names: Seq[bytes], blocks: Seq[Buffer]) -> int:
-        return await self._calls.run(partial(self._publish, names, views(blocks, self._block_bytes)))
 
     async def close(self) -> None:
         """What this instance lent is gone with it. Holds Python's lock for a second or two."""
